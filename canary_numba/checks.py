@@ -1,0 +1,272 @@
+"""The one place that checks tensors before a launch: kernels trust what passed here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from canary_numba.context import AGGREGATE_FIELDS
+from canary_numba.errors import ArgumentError, ArgumentTypeError
+from canary_numba.layout import (
+    CANARY_SLOT_BYTES,
+    MAX_REAL_KV_SOURCES,
+    NUM_LAUNCH_TAGS,
+    VIOLATION_FIELDS,
+    RealKvHashMode,
+)
+
+
+def _show(dims: tuple[int | None, ...]) -> str:
+    return "[" + ", ".join("n" if dim is None else str(dim) for dim in dims) + "]"
+
+
+def require_tensor(
+    name: str,
+    tensor: Any,
+    *,
+    dtype: torch.dtype | tuple[torch.dtype, ...],
+    shape: tuple[int | None, ...],
+    device: torch.device,
+    contiguous: bool = True,
+) -> None:
+    """Check one tensor argument.
+
+    Parameters
+    ----------
+    name
+        What to call it in the error.
+    tensor
+        The argument.
+    dtype
+        The dtype, or the dtypes, it may have.
+    shape
+        Its shape; None stands for any length.
+    device
+        The device of the launch.
+    contiguous
+        Whether it must be C-contiguous.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is no tensor, or of another dtype.
+    ArgumentError
+        Its shape, device or layout is another.
+    """
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentTypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        raise ArgumentTypeError(f"{name}: expected {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
+    same_rank = tensor.ndim == len(shape)
+    if not same_rank or any(want is not None and want != got for want, got in zip(shape, tensor.shape, strict=True)):
+        raise ArgumentError(f"{name}: expected shape {_show(shape)}, got {list(tensor.shape)}")
+    if tensor.device != device:
+        raise ArgumentError(f"{name}: expected a tensor on {device}, as canary_buf is, got one on {tensor.device}")
+    if contiguous and not tensor.is_contiguous():
+        raise ArgumentError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
+
+
+def check_context(context: Any) -> None:
+    """Check every field of a :class:`~canary_numba.context.VerifyOrWriteContext` or its SGLang twin."""
+    buf = context.canary_buf
+    if not isinstance(buf, torch.Tensor):
+        raise ArgumentTypeError(f"canary_buf: expected a torch.Tensor, got {type(buf).__name__}")
+    device = buf.device
+    require_tensor("canary_buf", buf, dtype=torch.uint8, shape=(None, None), device=device)
+    stride = buf.shape[1]
+    if stride < CANARY_SLOT_BYTES or stride % 8:
+        raise ArgumentError(
+            f"canary_buf: expected a slot stride of at least {CANARY_SLOT_BYTES} bytes and a multiple of 8, got {stride}"
+        )
+    if buf.data_ptr() % 8:
+        raise ArgumentError(f"canary_buf: expected an 8-byte aligned address, got {buf.data_ptr():#x}")
+    if int(context.kernel_kind) not in range(NUM_LAUNCH_TAGS):
+        raise ArgumentError(f"kernel_kind: expected a CanaryLaunchTag (0 to 11), got {context.kernel_kind}")
+    require_tensor(
+        "violation_ring", context.violation_ring, dtype=torch.int64, shape=(None, VIOLATION_FIELDS), device=device
+    )
+    for name, dtype in (
+        ("violation_write_index", torch.int32),
+        ("slot_run_counter", torch.int64),
+        ("kernel_run_counter", torch.int64),
+        ("enable_chain_position_assert", torch.int32),
+    ):
+        require_tensor(name, getattr(context, name), dtype=dtype, shape=(1,), device=device)
+    if int(context.real_kv_hash_mode) not in tuple(RealKvHashMode):
+        raise ArgumentError(f"real_kv_hash_mode: expected a RealKvHashMode (0 to 2), got {context.real_kv_hash_mode}")
+    _check_sources(context.real_kv_sources, num_slots=buf.shape[0], device=device)
+
+
+def _check_sources(sources: Any, *, num_slots: int, device: torch.device) -> None:
+    if len(sources) > MAX_REAL_KV_SOURCES:
+        raise ArgumentError(
+            f"real_kv_sources: expected at most {MAX_REAL_KV_SOURCES} sources in one launch, got {len(sources)}"
+        )
+    for i, source in enumerate(sources):
+        name = f"real_kv_sources[{i}].tensor"
+        if source.tensor.device != device:
+            raise ArgumentError(f"{name}: expected a tensor on {device}, as canary_buf is, got {source.tensor.device}")
+        slots = source.tensor.shape[0] * source.page_size
+        if slots < num_slots:
+            raise ArgumentError(f"{name}: expected bytes for all {num_slots} slots of canary_buf, got {slots} slots")
+
+
+def check_verify_plan(plan: Any, device: torch.device) -> None:
+    """Check a :class:`~canary_numba.plans.VerifyPlan` or its SGLang twin."""
+    capacity = plan.verify_slot_indices.shape[0] if plan.verify_slot_indices.ndim else None
+    for name in (
+        "verify_slot_indices",
+        "verify_expected_tokens",
+        "verify_expected_positions",
+        "verify_prev_slot_indices",
+    ):
+        require_tensor(f"plan.{name}", getattr(plan, name), dtype=torch.int64, shape=(capacity,), device=device)
+    for name in ("verify_num_valid", "enable"):
+        require_tensor(f"plan.{name}", getattr(plan, name), dtype=torch.int32, shape=(1,), device=device)
+
+
+def check_write_plan(plan: Any, device: torch.device) -> None:
+    """Check a :class:`~canary_numba.plans.WritePlan` or its SGLang twin."""
+    seeds = plan.write_seed_slot_indices
+    require_tensor("plan.write_seed_slot_indices", seeds, dtype=torch.int64, shape=(None,), device=device)
+    require_tensor(
+        "plan.write_offsets", plan.write_offsets, dtype=torch.int64, shape=(seeds.shape[0] + 1,), device=device
+    )
+    require_tensor("plan.write_num_valid_reqs", plan.write_num_valid_reqs, dtype=torch.int32, shape=(1,), device=device)
+
+
+def check_write_inputs(
+    *,
+    input_ids: Any,
+    positions: Any,
+    out_cache_loc: Any,
+    enable_write_input_assert: bool,
+    expected_input_tokens: Any,
+    expected_input_positions: Any,
+    device: torch.device,
+) -> None:
+    """Check the flat token arrays of a write: int64 or int32, one length; expected ones exactly with the assert on."""
+    given = (expected_input_tokens is not None, expected_input_positions is not None)
+    if enable_write_input_assert and not all(given):
+        raise ArgumentError(
+            "expected_input_tokens, expected_input_positions: both are needed with enable_write_input_assert=True"
+        )
+    if not enable_write_input_assert and any(given):
+        raise ArgumentError(
+            "expected_input_tokens, expected_input_positions: expected None with enable_write_input_assert=False"
+        )
+    arrays = {"out_cache_loc": out_cache_loc, "input_ids": input_ids, "positions": positions}
+    if enable_write_input_assert:
+        arrays["expected_input_tokens"] = expected_input_tokens
+        arrays["expected_input_positions"] = expected_input_positions
+    length: int | None = None
+    for name, tensor in arrays.items():
+        require_tensor(name, tensor, dtype=(torch.int64, torch.int32), shape=(length,), device=device)
+        length = tensor.shape[0]
+
+
+def check_aggregate(aggregate: Any, device: torch.device) -> None:
+    """Check the table of a :class:`~canary_numba.context.ViolationAggregate`; None is fine."""
+    if aggregate is not None:
+        require_tensor(
+            "aggregate_violations.table",
+            aggregate.table,
+            dtype=torch.int64,
+            shape=(NUM_LAUNCH_TAGS, AGGREGATE_FIELDS),
+            device=device,
+        )
+
+
+def check_plan_inputs(
+    *,
+    verify_plan_out: Any,
+    write_plan_out: Any,
+    req_pool_indices: Any,
+    prefix_lens: Any,
+    extend_seq_lens: Any,
+    req_to_token: Any,
+    swa_window_size: int,
+    full_to_swa_index_mapping: Any,
+    verify_capacity: int,
+    req_to_verify_expected_tokens: Any,
+    req_to_verify_expected_tokens_valid_lens: Any,
+    kv_token_id_vs_position_offset: int,
+) -> None:
+    """Check every argument of :func:`~canary_numba.launch.launch_canary_plan_kernels`."""
+    if swa_window_size < 0:
+        raise ArgumentError(f"swa_window_size: expected >= 0, got {swa_window_size}")
+    if swa_window_size > 0 and full_to_swa_index_mapping is None:
+        raise ArgumentError(
+            f"full_to_swa_index_mapping: needed with swa_window_size={swa_window_size}, since window slots are "
+            "numbered apart from full slots; got None"
+        )
+    if kv_token_id_vs_position_offset not in (0, 1):
+        raise ArgumentError(f"kv_token_id_vs_position_offset: expected 0 or 1, got {kv_token_id_vs_position_offset}")
+    device = verify_plan_out.verify_slot_indices.device
+    check_verify_plan(verify_plan_out, device)
+    check_write_plan(write_plan_out, device)
+    capacity = verify_plan_out.verify_slot_indices.shape[0]
+    if verify_capacity != capacity:
+        raise ArgumentError(
+            f"verify_capacity: expected {capacity}, the length of verify_plan_out's arrays, got {verify_capacity}"
+        )
+    require_tensor("req_pool_indices", req_pool_indices, dtype=torch.int64, shape=(None,), device=device)
+    bs = req_pool_indices.shape[0]
+    require_tensor("prefix_lens", prefix_lens, dtype=torch.int64, shape=(bs,), device=device)
+    require_tensor("extend_seq_lens", extend_seq_lens, dtype=torch.int64, shape=(bs,), device=device)
+    req_capacity = write_plan_out.write_seed_slot_indices.shape[0]
+    if bs > req_capacity:
+        raise ArgumentError(f"req_pool_indices: expected at most {req_capacity} requests, the write plan's, got {bs}")
+    require_rows("req_to_token", req_to_token, device)
+    if full_to_swa_index_mapping is not None:
+        require_tensor(
+            "full_to_swa_index_mapping", full_to_swa_index_mapping, dtype=torch.int64, shape=(None,), device=device
+        )
+    if req_to_verify_expected_tokens is not None:
+        if req_to_verify_expected_tokens_valid_lens is None:
+            raise ArgumentError(
+                "req_to_verify_expected_tokens_valid_lens: needed with req_to_verify_expected_tokens, since only the "
+                "leading tokens of a pool row belong to its request; got None"
+            )
+        require_rows("req_to_verify_expected_tokens", req_to_verify_expected_tokens, device)
+        require_tensor(
+            "req_to_verify_expected_tokens_valid_lens",
+            req_to_verify_expected_tokens_valid_lens,
+            dtype=torch.int64,
+            shape=(bs,),
+            device=device,
+        )
+
+
+def check_scatter_inputs(*, flat_in: Any, offsets: Any, req_pool_indices: Any, pool_out: Any) -> None:
+    """Check every argument of :func:`~canary_numba.launch.launch_scatter_req_token_ids_kernel`."""
+    if not isinstance(pool_out, torch.Tensor):
+        raise ArgumentTypeError(f"pool_out: expected a torch.Tensor, got {type(pool_out).__name__}")
+    device = pool_out.device
+    require_rows("pool_out", pool_out, device)
+    require_tensor("flat_in", flat_in, dtype=torch.int64, shape=(None,), device=device)
+    require_tensor("req_pool_indices", req_pool_indices, dtype=torch.int64, shape=(None,), device=device)
+    require_tensor("offsets", offsets, dtype=torch.int64, shape=(req_pool_indices.shape[0] + 1,), device=device)
+
+
+def require_rows(name: str, table: Any, device: torch.device) -> None:
+    """Check an int32 ``[rows, width]`` table: a row is contiguous, rows may be further apart than their width."""
+    require_tensor(name, table, dtype=torch.int32, shape=(None, None), device=device, contiguous=False)
+    if table.shape[1] > 1 and table.stride(1) != 1:
+        raise ArgumentError(f"{name}: expected contiguous rows, got strides {list(table.stride())}")
+
+
+def check_hash_inputs(*, real_kv_sources: Any, real_kv_hash_mode: Any, slot_indices: Any, hashes_out: Any) -> None:
+    """Check every argument of :func:`~canary_numba.launch.launch_real_kv_hash_kernel`."""
+    if not isinstance(hashes_out, torch.Tensor):
+        raise ArgumentTypeError(f"hashes_out: expected a torch.Tensor, got {type(hashes_out).__name__}")
+    device = hashes_out.device
+    require_tensor("hashes_out", hashes_out, dtype=torch.int64, shape=(None,), device=device)
+    require_tensor("slot_indices", slot_indices, dtype=torch.int64, shape=(hashes_out.shape[0],), device=device)
+    if int(real_kv_hash_mode) not in (RealKvHashMode.PARTIAL, RealKvHashMode.ALL):
+        raise ArgumentError(f"real_kv_hash_mode: expected PARTIAL or ALL, got {real_kv_hash_mode!r}")
+    if not real_kv_sources:
+        raise ArgumentError("real_kv_sources: expected at least one source, got none")
+    _check_sources(real_kv_sources, num_slots=0, device=device)

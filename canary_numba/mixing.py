@@ -1,0 +1,74 @@
+"""splitmix64 and the folds built on it, written once for the CPU, CUDA and the simulator.
+
+Each function is an ``@njit`` scalar function over ``numpy.uint64``: the CPU engine calls it, a CUDA kernel inlines it
+and a simulated kernel runs it compiled. The rules that keep the arithmetic exact (a signed operand silently turns an
+unsigned expression signed, a comparison of the two goes through float64): every operand is a uint64, every constant is
+bound below as one, no function takes a plain ``int``.
+
+The mixer is the finalizer of Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014),
+with Stafford's constants (variant 13) and without the additive gamma.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from canary_numba.layout import (
+    CANARY_CHAIN_ANCHOR,
+    SPLITMIX64_MULTIPLIER_1,
+    SPLITMIX64_MULTIPLIER_2,
+    SPLITMIX64_SHIFTS,
+)
+
+U64 = np.uint64
+_M1 = np.uint64(SPLITMIX64_MULTIPLIER_1)
+_M2 = np.uint64(SPLITMIX64_MULTIPLIER_2)
+_S1 = np.uint64(SPLITMIX64_SHIFTS[0])
+_S2 = np.uint64(SPLITMIX64_SHIFTS[1])
+_S3 = np.uint64(SPLITMIX64_SHIFTS[2])
+
+_U64_MASK = (1 << 64) - 1
+
+
+@njit
+def splitmix64_u64(x: Any) -> Any:
+    """Mix one word. ``x``: uint64. Returns uint64, a bijection of ``x``."""
+    x = (x ^ (x >> _S1)) * _M1
+    x = (x ^ (x >> _S2)) * _M2
+    return x ^ (x >> _S3)
+
+
+@njit
+def slot_hash_u64(prev_hash: Any, token: Any, position: Any) -> Any:
+    """Hash of a record, stored by its successor as PREV_HASH. All uint64 (two's complement of the int64 fields)."""
+    h = splitmix64_u64(prev_hash)
+    h = splitmix64_u64(h ^ token)
+    return splitmix64_u64(h ^ position)
+
+
+@njit
+def fold_word(acc: Any, word: Any) -> Any:
+    """Fold one little-endian 8-byte word, or one source's hash, into the uint64 accumulator ``acc``."""
+    return splitmix64_u64(acc ^ word)
+
+
+def splitmix64(value: int) -> int:
+    """Mix one 64-bit word given as a Python int; the result is in ``[0, 2**64)``."""
+    x = value & _U64_MASK
+    x = ((x ^ (x >> SPLITMIX64_SHIFTS[0])) * SPLITMIX64_MULTIPLIER_1) & _U64_MASK
+    x = ((x ^ (x >> SPLITMIX64_SHIFTS[1])) * SPLITMIX64_MULTIPLIER_2) & _U64_MASK
+    return x ^ (x >> SPLITMIX64_SHIFTS[2])
+
+
+def splitmix64_mix3(a: int, b: int, c: int) -> int:
+    """Chain three 64-bit words given as Python ints (negative ones enter as two's complement)."""
+    h = splitmix64(a)
+    h = splitmix64(h ^ (b & _U64_MASK))
+    return splitmix64(h ^ (c & _U64_MASK))
+
+
+CHAIN_HEAD_HASH = np.uint64(splitmix64(CANARY_CHAIN_ANCHOR))
+"""PREV_HASH of the first record of a chain."""
