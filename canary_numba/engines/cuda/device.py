@@ -1,0 +1,147 @@
+"""The only module that imports ``numba.cuda``: availability, streams, and the few operations Numba has no name for.
+
+Kernels import ``cuda`` and the shims from here. Under ``NUMBA_ENABLE_CUDASIM=1`` the shims are plain Python twins, so
+one kernel source serves the GPU and the simulator. The simulator has no warps: there, a launch uses blocks of 32
+threads, and a warp barrier is a block barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import cuda, types
+
+from canary_numba import mixing
+from canary_numba.engines import simulator_enabled
+
+SIMULATED = simulator_enabled()
+WARP = 32
+BLOCK_THREADS = WARP if SIMULATED else 256
+"""Threads in a block of every kernel: 8 warps keep a multiprocessor full at up to 80 registers a thread."""
+WARPS_PER_BLOCK = BLOCK_THREADS // WARP
+
+device_function = cuda.jit(device=True) if SIMULATED else cuda.jit(device=True, forceinline=True)
+"""Decorator of device functions: always inlined, so that arrays passed to one stay in registers."""
+
+if SIMULATED:
+
+    @device_function
+    def warp_sync() -> None:
+        """Order the shared-memory accesses of a warp."""
+        cuda.syncthreads()
+
+    @device_function
+    def load_pair(array: Any, index: Any) -> Any:
+        """Read ``array[index]`` and ``array[index + 1]`` (uint64) in one 16-byte access; ``index`` is even."""
+        return array[index], array[index + 1]
+
+    @device_function
+    def store_pair(array: Any, index: Any, first: Any, second: Any) -> None:
+        """Write two uint64 to ``array[index]`` and its neighbour in one 16-byte access; ``index`` is even."""
+        array[index] = first
+        array[index + 1] = second
+
+else:
+    from numba.cuda.extending import intrinsic
+
+    _I64X2 = ir.VectorType(ir.IntType(64), 2)
+
+    def _pair_pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+        data = context.make_array(array_type)(context, builder, value=array).data
+        element = builder.gep(data, [index])
+        return builder.bitcast(element, _I64X2.as_pointer(element.type.addrspace))
+
+    @intrinsic
+    def load_pair(typing_context: Any, array: Any, index: Any) -> Any:
+        """Read ``array[index]`` and ``array[index + 1]`` (uint64) in one 16-byte access; ``index`` is even."""
+        signature = types.UniTuple(types.uint64, 2)(array, types.uint64)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pair = builder.load(_pair_pointer(context, builder, sig.args[0], *args))
+            pair.align = 16
+            lanes = [builder.extract_element(pair, ir.Constant(ir.IntType(32), i)) for i in range(2)]
+            return context.make_tuple(builder, sig.return_type, lanes)
+
+        return signature, codegen
+
+    @intrinsic
+    def store_pair(typing_context: Any, array: Any, index: Any, first: Any, second: Any) -> Any:
+        """Write two uint64 to ``array[index]`` and its neighbour in one 16-byte access; ``index`` is even."""
+        signature = types.void(array, types.uint64, types.uint64, types.uint64)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            array, index, first, second = args
+            pair: Any = ir.Constant(_I64X2, ir.Undefined)
+            for i, value in enumerate((first, second)):
+                pair = builder.insert_element(pair, value, ir.Constant(ir.IntType(32), i))
+            store = builder.store(pair, _pair_pointer(context, builder, sig.args[0], array, index))
+            store.align = 16
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    @device_function
+    def warp_sync() -> None:
+        """Order the shared-memory accesses of a warp."""
+        cuda.syncwarp()
+
+
+@device_function
+def fold_word(acc: Any, word: Any) -> Any:
+    """:func:`canary_numba.mixing.fold_word` for kernels."""
+    # The cast is for the simulator, where a compiled mixer hands back a Python int.
+    return np.uint64(mixing.fold_word(acc, word))
+
+
+@device_function
+def slot_hash(prev_hash: Any, token: Any, position: Any) -> Any:
+    """:func:`canary_numba.mixing.slot_hash_u64` for kernels."""
+    return np.uint64(mixing.slot_hash_u64(prev_hash, token, position))
+
+
+def why_unavailable() -> str | None:
+    """Say in one sentence why CUDA kernels cannot run in this process; None when they can."""
+    if SIMULATED:
+        return "the CUDA simulator is on (NUMBA_ENABLE_CUDASIM=1), so a GPU is not used"
+    if not torch.cuda.is_available():
+        build = torch.version.cuda
+        return (
+            f"torch {torch.__version__} is a CPU build" if build is None else "torch finds no NVIDIA driver or no GPU"
+        )
+    if not hasattr(np, "row_stack"):
+        return f"numba-cuda cannot compile under NumPy {np.__version__}: install numpy<2.5"
+    if not cuda.is_available():
+        return f"numba finds no CUDA driver: {cuda.cuda_error()}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def _stream(handle: int) -> Any:
+    # numba's stream objects do not compare equal, so a fresh one for each call would miss every launch cache.
+    return cuda.external_stream(handle) if handle else 0
+
+
+def as_kernel_array(tensor: torch.Tensor) -> Any:
+    """View a tensor as what a kernel takes: a device array, or in the simulator the tensor's NumPy array."""
+    return tensor.numpy() if SIMULATED else cuda.as_cuda_array(tensor.detach(), sync=False)
+
+
+def launch(kernel: Any, blocks: int, threads: int, device: torch.device, args: Sequence[Any]) -> None:
+    """Queue ``kernel`` on torch's current stream of ``device``; tensors among ``args`` are viewed, not copied."""
+    arrays = [as_kernel_array(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if SIMULATED:
+        kernel[blocks, threads](*arrays)
+        return
+    with torch.cuda.device(device), cuda.gpus[device.index]:
+        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+        kernel[blocks, threads, stream](*arrays)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; 1 in the simulator, whose threads are slow."""
+    return 1 if SIMULATED else torch.cuda.get_device_properties(device).multi_processor_count
