@@ -78,7 +78,8 @@ def check_context(context: Any) -> None:
     stride = buf.shape[1]
     if stride < CANARY_SLOT_BYTES or stride % 8:
         raise ArgumentError(
-            f"canary_buf: expected a slot stride of at least {CANARY_SLOT_BYTES} bytes and a multiple of 8, got {stride}"
+            f"canary_buf: expected a slot stride of at least {CANARY_SLOT_BYTES} bytes and a multiple of 8, "
+            f"got {stride}"
         )
     if buf.data_ptr() % 8:
         raise ArgumentError(f"canary_buf: expected an 8-byte aligned address, got {buf.data_ptr():#x}")
@@ -135,6 +136,26 @@ def check_write_plan(plan: Any, device: torch.device) -> None:
         "plan.write_offsets", plan.write_offsets, dtype=torch.int64, shape=(seeds.shape[0] + 1,), device=device
     )
     require_tensor("plan.write_num_valid_reqs", plan.write_num_valid_reqs, dtype=torch.int32, shape=(1,), device=device)
+
+
+def check_verify(*, context: Any, plan: Any, aggregate_violations: Any, real_kv_hashes: Any) -> None:
+    """Check every argument of :func:`~canary_numba.launch.launch_canary_verify_kernel`."""
+    check_context(context)
+    device = context.canary_buf.device
+    check_verify_plan(plan, device)
+    check_aggregate(aggregate_violations, device)
+    if real_kv_hashes is not None:
+        num_slots = context.canary_buf.shape[0]
+        require_tensor("real_kv_hashes", real_kv_hashes, dtype=torch.int64, shape=(num_slots,), device=device)
+
+
+def check_write(*, context: Any, plan: Any, aggregate_violations: Any, **flat: Any) -> None:
+    """Check every argument of :func:`~canary_numba.launch.launch_canary_write_kernel`."""
+    check_context(context)
+    device = context.canary_buf.device
+    check_write_plan(plan, device)
+    check_aggregate(aggregate_violations, device)
+    check_write_inputs(**flat, device=device)
 
 
 def check_write_inputs(

@@ -59,14 +59,10 @@ def launch_canary_verify_kernel(
     Reads the buffer, writes ring, counters and aggregate. On CUDA the work is queued on torch's current stream of the
     tensors' device without synchronising.
     """
-    checks.check_context(context)
-    device = context.canary_buf.device
-    checks.check_verify_plan(plan, device)
-    checks.check_aggregate(aggregate_violations, device)
-    if real_kv_hashes is not None:
-        num_slots = context.canary_buf.shape[0]
-        checks.require_tensor("real_kv_hashes", real_kv_hashes, dtype=torch.int64, shape=(num_slots,), device=device)
-    engine_for(engine, device).verify(
+    checks.check_verify(
+        context=context, plan=plan, aggregate_violations=aggregate_violations, real_kv_hashes=real_kv_hashes
+    )
+    engine_for(engine, context.canary_buf.device).verify(
         context=context,
         plan=plan,
         check_verify_expected_token=check_verify_expected_token,
@@ -118,20 +114,18 @@ def launch_canary_write_kernel(
     Writes 32 bytes of each slot, ring, counters and aggregate. Requests of one launch must not share a slot. On CUDA
     the work is queued on torch's current stream of the tensors' device without synchronising.
     """
-    checks.check_context(context)
-    device = context.canary_buf.device
-    checks.check_write_plan(plan, device)
-    checks.check_aggregate(aggregate_violations, device)
-    checks.check_write_inputs(
+    checks.check_write(
+        context=context,
+        plan=plan,
+        aggregate_violations=aggregate_violations,
         input_ids=input_ids,
         positions=positions,
         out_cache_loc=out_cache_loc,
         enable_write_input_assert=enable_write_input_assert,
         expected_input_tokens=expected_input_tokens,
         expected_input_positions=expected_input_positions,
-        device=device,
     )
-    engine_for(engine, device).write(
+    engine_for(engine, context.canary_buf.device).write(
         context=context,
         plan=plan,
         input_ids=input_ids,

@@ -7,7 +7,6 @@ threads, and a warp barrier is a block barrier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -120,28 +119,7 @@ def why_unavailable() -> str | None:
     return None
 
 
-@lru_cache(maxsize=64)
-def _stream(handle: int) -> Any:
-    # numba's stream objects do not compare equal, so a fresh one for each call would miss every launch cache.
-    return cuda.external_stream(handle) if handle else 0
-
-
-def as_kernel_array(tensor: torch.Tensor) -> Any:
-    """View a tensor as what a kernel takes: a device array, or in the simulator the tensor's NumPy array."""
-    return tensor.numpy() if SIMULATED else cuda.as_cuda_array(tensor.detach(), sync=False)
-
-
-def launch(kernel: Any, blocks: int, threads: int, device: torch.device, args: Sequence[Any]) -> None:
-    """Queue ``kernel`` on torch's current stream of ``device``; tensors among ``args`` are viewed, not copied."""
-    arrays = [as_kernel_array(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    if SIMULATED:
-        kernel[blocks, threads](*arrays)
-        return
-    with torch.cuda.device(device), cuda.gpus[device.index]:
-        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
-        kernel[blocks, threads, stream](*arrays)
-
-
+@lru_cache(maxsize=16)
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of the GPU; 1 in the simulator, whose threads are slow."""
     return 1 if SIMULATED else torch.cuda.get_device_properties(device).multi_processor_count

@@ -17,10 +17,10 @@ from canary_numba.engines.cuda.device import (
     WARP,
     WARPS_PER_BLOCK,
     cuda,
-    launch,
     multiprocessors,
 )
 from canary_numba.engines.cuda.fold import WARP_TILE_WORDS, SourceShape, kernel_sources, make_real_kv_fold
+from canary_numba.engines.cuda.launcher import launch
 from canary_numba.sources import flatten_source
 
 _ZERO = np.uint64(0)

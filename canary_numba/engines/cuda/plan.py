@@ -13,13 +13,15 @@ Bytes moved per verify entry: 32 written, 4 of table read (the predecessor's is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numba import int64
 
-from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, device_function, launch, multiprocessors
+from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, device_function, multiprocessors
+from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.scatter import flat_table
 from canary_numba.layout import SLOT_OUT_OF_RANGE
 from canary_numba.plan_rules import effective_prefix, window_start, write_length
@@ -76,7 +78,7 @@ def lookup_slot(
     if row < 0 or row >= num_rows or position >= width:
         return _OUT_OF_RANGE
     slot = np.int64(table[row * stride + position])
-    if has_mapping and slot >= 0:
+    if has_mapping != 0 and slot >= 0:
         if slot >= mapping.shape[0]:
             return _OUT_OF_RANGE
         return np.int64(mapping[slot])
@@ -215,7 +217,7 @@ def plan_entries_kernel(
             prev = lookup_slot(table, table_stride, table_rows, width, row, position - 1, mapping, has_mapping)
         q = position + token_offset
         token = np.int64(-1)
-        if has_pool and 0 <= row < pool_rows and q < pool_width and q < valid_lens[r]:
+        if has_pool != 0 and 0 <= row < pool_rows and q < pool_width and q < valid_lens[r]:
             token = np.int64(pool[row * pool_stride + q])
         out_slots[entry] = lookup_slot(table, table_stride, table_rows, width, row, position, mapping, has_mapping)
         out_tokens[entry] = token
@@ -224,7 +226,7 @@ def plan_entries_kernel(
         entry += step
 
 
-def plan_launches(
+def _plan_launches(
     *,
     verify_plan_out: Any,
     write_plan_out: Any,
@@ -274,10 +276,10 @@ def plan_launches(
         width,
         window,
         mapping,
-        full_to_swa_index_mapping is not None,
+        np.int64(full_to_swa_index_mapping is not None),
         *flat_table(pool),
         valid_lens,
-        req_to_verify_expected_tokens is not None,
+        np.int64(req_to_verify_expected_tokens is not None),
         np.int64(kv_token_id_vs_position_offset),
         np.int64(chunk),
         verify_starts,
@@ -297,8 +299,21 @@ def plan_launches(
     return [(plan_chunks_kernel, num_chunks, chunks), (plan_entries_kernel, blocks, entries)]
 
 
+def prepare_plan(**kwargs: Any) -> Callable[[], None]:
+    """Prepare both launches for the keyword arguments of :func:`plan`."""
+    device = kwargs["req_pool_indices"].device
+    first, second = (
+        PreparedLaunch(kernel, blocks, BLOCK_THREADS, device, arguments)
+        for kernel, blocks, arguments in _plan_launches(**kwargs)
+    )
+
+    def run() -> None:
+        first()
+        second()
+
+    return run
+
+
 def plan(**kwargs: Any) -> None:
     """Run :func:`canary_numba.launch.launch_canary_plan_kernels` on CUDA; same keyword arguments."""
-    device = kwargs["req_pool_indices"].device
-    for kernel, blocks, arguments in plan_launches(**kwargs):
-        launch(kernel, blocks, BLOCK_THREADS, device, arguments)
+    prepare_plan(**kwargs)()

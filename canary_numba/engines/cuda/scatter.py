@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, launch, multiprocessors
+from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, multiprocessors
+from canary_numba.engines.cuda.launcher import launch
 
 
 @cuda.jit
@@ -37,7 +38,7 @@ def flat_table(table: torch.Tensor) -> tuple[torch.Tensor, np.int64, np.int64, n
     """An int32 ``[rows, width]`` table as (flat elements, row stride, rows, width), sharing its memory."""
     rows, width = table.shape
     stride = table.stride(0) if rows > 1 else width
-    total = (rows - 1) * stride + width if rows else 0
+    total = (rows - 1) * stride + width if rows and width else 0
     flat = table.as_strided((total,), (1,), table.storage_offset())
     return flat, np.int64(stride), np.int64(rows), np.int64(width)
 

@@ -21,12 +21,12 @@ from canary_numba.engines.cuda.device import (
     WARP,
     WARPS_PER_BLOCK,
     cuda,
-    launch,
     multiprocessors,
     slot_hash,
     warp_sync,
 )
 from canary_numba.engines.cuda.fold import WARP_TILE_WORDS, SourceShape, kernel_sources, make_real_kv_fold
+from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.ring import append_row, table_of
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
@@ -194,7 +194,7 @@ def record_words(canary_buf: torch.Tensor) -> torch.Tensor:
     return canary_buf.view(torch.uint64).view(-1)
 
 
-def verify_arguments(
+def _arguments(
     *,
     context: Any,
     plan: Any,
@@ -236,7 +236,12 @@ def verify_arguments(
     return kernel, blocks, arguments
 
 
+def prepare_verify(**kwargs: Any) -> PreparedLaunch:
+    """Prepare the launch for the keyword arguments of :func:`verify`."""
+    kernel, blocks, arguments = _arguments(**kwargs)
+    return PreparedLaunch(kernel, blocks, BLOCK_THREADS, kwargs["context"].canary_buf.device, arguments)
+
+
 def verify(**kwargs: Any) -> None:
     """Run :func:`canary_numba.launch.launch_canary_verify_kernel` on CUDA; same keyword arguments."""
-    kernel, blocks, arguments = verify_arguments(**kwargs)
-    launch(kernel, blocks, BLOCK_THREADS, kwargs["context"].canary_buf.device, arguments)
+    prepare_verify(**kwargs)()

@@ -25,10 +25,10 @@ from canary_numba.engines.cuda.device import (
     WARPS_PER_BLOCK,
     cuda,
     device_function,
-    launch,
     multiprocessors,
 )
 from canary_numba.engines.cuda.fold import WARP_TILE_WORDS, SourceShape, kernel_sources, make_real_kv_fold
+from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.ring import table_of
 from canary_numba.engines.cuda.verify import record_words, records_are_paired
 from canary_numba.sources import active_sources
@@ -228,7 +228,7 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     return canary_write_kernel
 
 
-def write_arguments(
+def _arguments(
     *,
     context: Any,
     plan: Any,
@@ -274,7 +274,12 @@ def write_arguments(
     return kernel, blocks, arguments
 
 
+def prepare_write(**kwargs: Any) -> PreparedLaunch:
+    """Prepare the launch for the keyword arguments of :func:`write`."""
+    kernel, blocks, arguments = _arguments(**kwargs)
+    return PreparedLaunch(kernel, blocks, BLOCK_THREADS, kwargs["context"].canary_buf.device, arguments)
+
+
 def write(**kwargs: Any) -> None:
     """Run :func:`canary_numba.launch.launch_canary_write_kernel` on CUDA; same keyword arguments."""
-    kernel, blocks, arguments = write_arguments(**kwargs)
-    launch(kernel, blocks, BLOCK_THREADS, kwargs["context"].canary_buf.device, arguments)
+    prepare_write(**kwargs)()
