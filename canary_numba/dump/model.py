@@ -36,11 +36,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """Records of the K or the V half. ``head``, ``tail``: uint8 ``[num_slots, stride]``, at least one is present."""
+    """Records of the K or the V half. ``head``, ``tail``: uint8 ``[num_slots, stride]``, at least one is present.
+
+    ``source_hashes``: int64 ``[num_slots, n_sources]``, the real-KV hash of each source alone; records hold only the
+    combination of all.
+    """
 
     head: torch.Tensor | None = None
     tail: torch.Tensor | None = None
     sources: tuple[Source, ...] = ()
+    source_hashes: torch.Tensor | None = None
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -121,7 +126,7 @@ class Allocator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLog:
-    """The violation ring as the live process left it: ``ring`` int64 ``[cap, 8]``, ``write_index`` rows ever reported."""
+    """The violation ring as the live process left it: ``ring`` int64 ``[cap, 8]``, ``write_index`` = rows reported."""
 
     ring: torch.Tensor
     write_index: int

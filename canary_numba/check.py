@@ -1,0 +1,346 @@
+"""Checking a dump: every record of every pool, half and stage, on the engine of choice.
+
+For each half: HEAD records over the requests' plan (they carry no K/V bytes), TAIL records over the same plan with the
+K/V bytes, and TAIL records over the prefix cache's plan (SWEEP). What cannot be checked is skipped with its reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from canary_numba.check_plans import plan_radix, plan_requests
+from canary_numba.context import ViolationAggregate, ViolationLog
+from canary_numba.dump.model import Dump, Group, Half
+from canary_numba.engines import ENGINES, simulator_enabled
+from canary_numba.errors import ArgumentError, EngineUnavailableError
+from canary_numba.kv_hashes import bytes_per_slot, hash_slots
+from canary_numba.launch import launch_canary_verify_kernel
+from canary_numba.layout import REASON_NAMES, CanaryLaunchTag, RealKvHashMode
+from canary_numba.plans import VerifyPlan
+
+RECORD_BYTES_PER_ENTRY = 64
+"""Record bytes that verifying an entry reads: its own record and its predecessor's."""
+RING_ROWS = 65536
+"""Ring rows tried first; a dump with more violations is verified once more with a ring that holds them all."""
+
+
+class Observer(Protocol):
+    """Who wants to know how far a check is; the command line draws a progress bar from it."""
+
+    def stage(self, name: str, total_bytes: int) -> None:
+        """A half is about to be hashed: ``total_bytes`` of K/V bytes are to be read."""
+
+    def advance(self, done_bytes: int) -> None:
+        """``done_bytes`` more have been read."""
+
+
+class _Silent:
+    def stage(self, name: str, total_bytes: int) -> None:
+        """Ignore it."""
+
+    def advance(self, done_bytes: int) -> None:
+        """Ignore it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """The engine that runs, on which device, and, where CUDA was wanted and could not be had, why."""
+
+    name: str
+    device: torch.device
+    description: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagCheck:
+    """One verified buffer.
+
+    ``rows``: int64 ``[n, 8]`` violation rows in order of their plan entries; ``entries``: int64 ``[n]`` those entries;
+    ``plan``: what was verified, on the CPU; ``reasons``: failing entries by reason; ``never_written``: entries whose
+    record is all zero (counted only with ``zero_init_okay``).
+    """
+
+    tag: CanaryLaunchTag
+    plan: VerifyPlan
+    rows: torch.Tensor
+    entries: torch.Tensor
+    num_entries: int
+    reasons: dict[str, int]
+    never_written: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A check that was not done, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What checking a dump found. ``bytes_checked``: K/V bytes hashed, and 64 bytes of records an entry."""
+
+    engine: EngineChoice
+    checks: tuple[TagCheck, ...]
+    skipped: tuple[Skipped, ...]
+    seconds: float
+    bytes_checked: int
+
+    @property
+    def num_violations(self) -> int:
+        """Violation rows of all buffers."""
+        return sum(check.rows.shape[0] for check in self.checks)
+
+
+def choose_engine(engine: str) -> EngineChoice:
+    """Decide where a dump is checked: ``auto`` takes CUDA where it works, else the CPU, and says why.
+
+    Raises
+    ------
+    ArgumentError
+        No such engine.
+    EngineUnavailableError
+        ``cuda`` or ``simulator`` was asked for and cannot run.
+    """
+    if engine not in ENGINES:
+        raise ArgumentError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    cpu = torch.device("cpu")
+    if engine == "simulator" and not simulator_enabled():
+        raise EngineUnavailableError("engine simulator: start the process with NUMBA_ENABLE_CUDASIM=1")
+    if engine in ("cpu", "reference", "simulator"):
+        return EngineChoice(name=engine, device=cpu, description="CPU")
+    reason = _why_no_cuda()
+    if reason is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        return EngineChoice(name="cuda", device=device, description=torch.cuda.get_device_name(device))
+    if engine == "cuda":
+        raise EngineUnavailableError(f"engine cuda: {reason}. Use --engine cpu")
+    return EngineChoice(name="cpu", device=cpu, description="CPU", note=reason)
+
+
+def _why_no_cuda() -> str | None:
+    # Importing numba.cuda takes most of a second: not where torch already knows that there is no GPU.
+    if not torch.cuda.is_available():
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is a CPU build"
+        return "torch finds no NVIDIA driver or no GPU"
+    try:
+        from canary_numba.engines.cuda.device import why_unavailable
+    except ImportError as error:
+        return f"numba-cuda is not installed ({error}): pip install canary-numba[cu13] or [cu12]"
+    return why_unavailable()
+
+
+def check_dump(
+    dump: Dump, *, engine: str = "auto", observer: Observer | None = None, zero_init_okay: bool = False
+) -> CheckResult:
+    """Verify everything a dump allows to be verified.
+
+    Parameters
+    ----------
+    dump
+        The dump; its K/V tensors may be mapped files of any size.
+    engine
+        ``auto``, ``cuda``, ``cpu``, ``reference`` or ``simulator``.
+    observer
+        Told about progress.
+    zero_init_okay
+        Count all-zero records as never written instead of as violations.
+
+    Raises
+    ------
+    ArgumentError, EngineUnavailableError
+        The engine is unknown or cannot run.
+    DumpError
+        The dump asks for more than a plan can hold.
+    """
+    started = time.perf_counter()
+    choice = choose_engine(engine)
+    watcher = observer or _Silent()
+    checks: list[TagCheck] = []
+    skipped: list[Skipped] = []
+    hashed = 0
+    for group in dump.groups:
+        plans = _plans(dump, group, choice)
+        for name, half in group.halves.items():
+            reason = _unused(group, name)
+            if reason is not None:
+                skipped += [Skipped(what=f"{s}_{name}_{group.kind}", reason=reason) for s in ("HEAD", "TAIL", "SWEEP")]
+                continue
+            stages = dict(_stages(half, plans))
+            skipped += _missing(dump, half, f"{name}_{group.kind}")
+            hashes, read = _hashes(dump, half, stages, choice, watcher, f"{name} {group.kind}")
+            hashed += read
+            for stage, plan in stages.items():
+                tag = CanaryLaunchTag.of(stage, name, group.kind)
+                tokens = stage != "SWEEP" and dump.requests is not None and dump.requests.expected_tokens is not None
+                expected = hashes if stage != "HEAD" else None
+                buf = half.head if stage == "HEAD" else half.tail
+                assert buf is not None
+                checks.append(_verify(tag, buf, plan, expected, tokens, zero_init_okay, choice))
+    records = sum(check.num_entries for check in checks) * RECORD_BYTES_PER_ENTRY
+    return CheckResult(
+        engine=choice,
+        checks=tuple(checks),
+        skipped=tuple(skipped),
+        seconds=time.perf_counter() - started,
+        bytes_checked=hashed + records,
+    )
+
+
+def _plans(dump: Dump, group: Group, choice: EngineChoice) -> dict[str, VerifyPlan]:
+    plans = {}
+    if dump.requests is not None:
+        plans["requests"] = plan_requests(dump, group, engine=choice.name, device=choice.device)
+    if dump.radix is not None:
+        plans["radix"] = plan_radix(dump.radix, group, device=choice.device)
+    return plans
+
+
+def _stages(half: Half, plans: dict[str, VerifyPlan]) -> Iterator[tuple[str, VerifyPlan]]:
+    if "requests" in plans:
+        for stage in half.buffers:
+            yield stage, plans["requests"]
+    if "radix" in plans and half.tail is not None:
+        yield "SWEEP", plans["radix"]
+
+
+def _missing(dump: Dump, half: Half, suffix: str) -> list[Skipped]:
+    reasons = {}
+    for stage, buf in (("HEAD", half.head), ("TAIL", half.tail)):
+        if buf is None:
+            reasons[stage] = f"the dump has no {stage.lower()} records of this half"
+        elif dump.requests is None:
+            reasons[stage] = "the dump has no requests"
+    if half.tail is None:
+        reasons["SWEEP"] = "the dump has no tail records of this half"
+    elif dump.radix is None:
+        reasons["SWEEP"] = "the dump has no prefix cache (radix)"
+    return [Skipped(what=f"{stage}_{suffix}", reason=reason) for stage, reason in reasons.items()]
+
+
+def _unused(group: Group, name: str) -> str | None:
+    used = {key: any(bool(buf.any()) for buf in half.buffers.values()) for key, half in group.halves.items()}
+    if used[name] or not any(used.values()):
+        return None
+    others = ", ".join(key for key, in_use in used.items() if in_use)
+    return f"every record of half {name} is zero while half {others} has records: it was not in use"
+
+
+def _hashes(
+    dump: Dump, half: Half, stages: dict[str, VerifyPlan], choice: EngineChoice, watcher: Observer, label: str
+) -> tuple[torch.Tensor | None, int]:
+    """The expected real-KV hash of every slot that TAIL or SWEEP look at, and the bytes read for it."""
+    width = bytes_per_slot(half, dump.hash_mode)
+    touched = [plan for stage, plan in stages.items() if stage != "HEAD"]
+    if width == 0 or dump.hash_mode == RealKvHashMode.NONE or not touched:
+        return None, 0
+    slots = torch.unique(torch.cat([p.verify_slot_indices[: int(p.verify_num_valid)] for p in touched])).cpu()
+    slots = slots[(slots > 0) & (slots < half.num_slots)]
+    total = slots.shape[0] * width
+    watcher.stage(label, total)
+    hashes = hash_slots(half, dump.hash_mode, slots, engine=choice.name, device=choice.device, advance=watcher.advance)
+    return hashes, total
+
+
+def _verify(
+    tag: CanaryLaunchTag,
+    buf: torch.Tensor,
+    plan: VerifyPlan,
+    hashes: torch.Tensor | None,
+    check_tokens: bool,
+    zero_init_okay: bool,
+    choice: EngineChoice,
+) -> TagCheck:
+    records = buf.to(choice.device)
+    num_entries = int(plan.verify_num_valid)
+    capacity = min(num_entries, RING_ROWS)
+    while True:
+        log = ViolationLog.allocate(ring_capacity=capacity, device=choice.device)
+        aggregate = ViolationAggregate.allocate(device=choice.device)
+        launch_canary_verify_kernel(
+            context=log.context(canary_buf=records, kernel_kind=tag),
+            plan=plan,
+            check_verify_expected_token=check_tokens,
+            engine=choice.name,
+            aggregate_violations=aggregate,
+            zero_init_okay=zero_init_okay,
+            real_kv_hashes=hashes,
+        )
+        found = int(log.violation_write_index)
+        if found <= capacity:
+            break
+        capacity = found
+    rows = log.rows()
+    plan_on_cpu = _to_cpu(plan)
+    ordered, entries = _in_plan_order(tag, buf, plan_on_cpu, rows, hashes, check_tokens, zero_init_okay)
+    counts = aggregate.counts[tag].tolist()
+    return TagCheck(
+        tag=tag,
+        plan=plan_on_cpu,
+        rows=ordered,
+        entries=entries,
+        num_entries=num_entries,
+        reasons={name: counts[bit] for bit, name in enumerate(REASON_NAMES.values()) if counts[bit]},
+        never_written=int(aggregate.never_written[tag]),
+    )
+
+
+def _to_cpu(plan: VerifyPlan) -> VerifyPlan:
+    return VerifyPlan(
+        verify_slot_indices=plan.verify_slot_indices.cpu(),
+        verify_expected_tokens=plan.verify_expected_tokens.cpu(),
+        verify_expected_positions=plan.verify_expected_positions.cpu(),
+        verify_prev_slot_indices=plan.verify_prev_slot_indices.cpu(),
+        verify_num_valid=plan.verify_num_valid.cpu(),
+        enable=plan.enable.cpu(),
+    )
+
+
+def _in_plan_order(
+    tag: CanaryLaunchTag,
+    buf: torch.Tensor,
+    plan: VerifyPlan,
+    rows: torch.Tensor,
+    hashes: torch.Tensor | None,
+    check_tokens: bool,
+    zero_init_okay: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sort ring rows by the plan entry that made them, and name it.
+
+    A row does not say which entry it comes from, and a shared slot has several. So the entries of the failing slots
+    are verified once more by the torch reference, which knows; that it finds the same rows is a check of the engine.
+    """
+    from canary_numba.reference.verify import find_failures
+
+    count = int(plan.verify_num_valid)
+    if rows.shape[0] == 0:
+        return rows, torch.empty(0, dtype=torch.int64)
+    candidates = torch.isin(plan.verify_slot_indices[:count], rows[:, 1]).nonzero()[:, 0]
+    few = VerifyPlan(
+        verify_slot_indices=plan.verify_slot_indices[candidates],
+        verify_expected_tokens=plan.verify_expected_tokens[candidates],
+        verify_expected_positions=plan.verify_expected_positions[candidates],
+        verify_prev_slot_indices=plan.verify_prev_slot_indices[candidates],
+        verify_num_valid=torch.tensor([candidates.shape[0]], dtype=torch.int32),
+        enable=plan.enable,
+    )
+    log = ViolationLog.allocate(ring_capacity=0, device="cpu")
+    again, failing, _ = find_failures(
+        context=log.context(canary_buf=buf, kernel_kind=tag),
+        plan=few,
+        active=candidates.shape[0],
+        check_verify_expected_token=check_tokens,
+        zero_init_okay=zero_init_okay,
+        real_kv_hashes=None if hashes is None else hashes.cpu(),
+    )
+    if sorted(again.tolist()) != sorted(rows.tolist()):
+        raise RuntimeError(f"{tag.name}: the engine's violation rows differ from the torch reference's")
+    return again, candidates[failing]
