@@ -1,0 +1,1 @@
+"""The command line ``canary-check``: one module a command, one renderer a format under ``render``."""

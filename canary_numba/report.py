@@ -1,0 +1,252 @@
+"""A report: plain frozen data, built from a dump and what its check found, rendered elsewhere.
+
+``to_dict`` gives the machine-readable form, schema version 1. 64-bit hashes are strings there, since JSON numbers lose
+bits past 2**53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numba
+import torch
+
+import canary_numba
+from canary_numba.check import CheckResult, Skipped
+from canary_numba.dump.model import Dump
+from canary_numba.violations import Violation, decode_violations, live_violations
+
+SCHEMA_VERSION = 1
+CLEAN = "clean"
+CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One named fault: who is affected, where, how sure, why, and what to do next.
+
+    ``severity``: ``corrupt`` (data is damaged) or ``latent`` (not yet). ``confidence``: ``certain``, ``likely`` or
+    ``possible``. ``positions``: by request. ``details``: further facts by name.
+    """
+
+    fault: str
+    severity: str
+    confidence: str
+    summary: str
+    requests: tuple[str, ...] = ()
+    positions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    slots: tuple[int, ...] = ()
+    evidence: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "fault": self.fault,
+            "severity": self.severity,
+            "confidence": self.confidence,
+            "requests": list(self.requests),
+            "positions": {name: list(places) for name, places in self.positions.items()},
+            "slots": list(self.slots),
+            "summary": self.summary,
+            "evidence": list(self.evidence),
+            "next_steps": list(self.next_steps),
+            "details": dict(self.details),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLine:
+    """One verified buffer in numbers: entries, violation rows, entries never written, failing entries by reason."""
+
+    tag: str
+    entries: int
+    violations: int
+    never_written: int
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveViolations:
+    """The live ring: rows ever reported, rows kept, and how many of those fail in this check as well."""
+
+    total: int
+    rows: tuple[Violation, ...]
+    reproduced: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpReport:
+    """Everything found in one dump. ``violations`` are all of them; renderers show as many as they are asked to."""
+
+    path: str
+    verdict: str
+    producer: Mapping[str, Any]
+    context: Mapping[str, Any]
+    hash_mode: str
+    facts: Mapping[str, str]
+    seconds: float
+    bytes_checked: int
+    checks: tuple[CheckLine, ...]
+    violations: tuple[Violation, ...]
+    findings: tuple[Finding, ...]
+    live: LiveViolations
+    skipped: tuple[Skipped, ...]
+
+    def to_dict(self, max_violations: int = 0) -> dict[str, Any]:
+        """As JSON data with at most ``max_violations`` violations (0 = all)."""
+        shown = self.violations[:max_violations] if max_violations else self.violations
+        live = self.live.rows[:max_violations] if max_violations else self.live.rows
+        return {
+            "path": self.path,
+            "verdict": self.verdict,
+            "context": dict(self.context),
+            "hash_mode": self.hash_mode,
+            "seconds": round(self.seconds, 6),
+            "bytes_checked": self.bytes_checked,
+            "checks": [
+                {
+                    "tag": check.tag,
+                    "entries": check.entries,
+                    "violations": check.violations,
+                    "never_written": check.never_written,
+                    "reasons": dict(check.reasons),
+                }
+                for check in self.checks
+            ],
+            "violations_total": len(self.violations),
+            "violations_shown": len(shown),
+            "violations": [violation_to_dict(violation) for violation in shown],
+            "findings": [finding.to_dict() for finding in self.findings],
+            "live_violations": {
+                "total": self.live.total,
+                "reproduced": self.live.reproduced,
+                "rows": [violation_to_dict(violation) for violation in live],
+            },
+            "skipped": [{"what": skip.what, "reason": skip.reason} for skip in self.skipped],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The reports of all dumps of a run, and findings that span several."""
+
+    tool: Mapping[str, str]
+    dumps: tuple[DumpReport, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``corrupt`` when any dump is, or a finding that spans dumps says so."""
+        spanning = any(finding.severity == CORRUPT for finding in self.findings)
+        return CORRUPT if spanning or any(dump.verdict == CORRUPT for dump in self.dumps) else CLEAN
+
+    def to_dict(self, max_violations: int = 0) -> dict[str, Any]:
+        """As JSON data, schema version 1."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "tool": dict(self.tool),
+            "verdict": self.verdict,
+            "dumps": [dump.to_dict(max_violations) for dump in self.dumps],
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def violation_to_dict(violation: Violation) -> dict[str, Any]:
+    """As JSON data."""
+    return {
+        "tag": violation.tag,
+        "slot": violation.slot,
+        "position": violation.position,
+        "stored_token": violation.stored_token,
+        "expected_token": violation.expected_token,
+        "stored_chain_hash": hex64(violation.stored_chain_hash),
+        "expected_aux": hex64(violation.expected_aux),
+        "reasons": violation.reasons,
+        "fail_reason_bits": violation.fail_reason_bits,
+        "request": violation.request,
+        "table_position": violation.table_position,
+        "requests": list(violation.requests),
+    }
+
+
+def hex64(value: int) -> str:
+    """A 64-bit word in full: ``0x`` and 16 digits."""
+    return f"0x{value:016x}"
+
+
+def tool_of(result: CheckResult) -> dict[str, str]:
+    """Who checked: versions, engine and device, and why not CUDA."""
+    tool = {
+        "canary_numba": canary_numba.__version__,
+        "numba": numba.__version__,
+        "torch": torch.__version__,
+        "engine": result.engine.name,
+        "device": result.engine.description,
+    }
+    if result.engine.note is not None:
+        tool["engine_note"] = result.engine.note
+    return tool
+
+
+def verdict_of(violations: Sequence[Violation], findings: Sequence[Finding], strict: bool) -> str:
+    """``corrupt`` with any violation or corrupt finding; with ``strict``, with any finding."""
+    damaged = any(strict or finding.severity == CORRUPT for finding in findings)
+    return CORRUPT if violations or damaged else CLEAN
+
+
+def _facts(dump: Dump) -> dict[str, str]:
+    facts = {}
+    if dump.producer:
+        engine, version = dump.producer.get("engine", "unknown"), dump.producer.get("engine_version", "")
+        facts["written by"] = f"{engine} {version}".strip()
+    for key, value in dump.context.items():
+        facts[key] = str(value)
+    facts["hash mode"] = dump.hash_mode.name.lower()
+    if dump.requests is not None:
+        lengths = dump.requests.prefix_lens.clamp(min=0)
+        facts["requests"] = f"{len(dump.requests.rids)} live, {int(lengths.sum()):,} cached tokens"
+    if dump.radix is not None:
+        facts["prefix cache"] = f"{dump.radix.slot_indices.shape[0]:,} tokens"
+    for group in dump.groups:
+        half = next(iter(group.halves.values()))
+        window = f", window {group.swa_window_size:,}" if group.swa_window_size else ""
+        facts[f"{group.kind} pool"] = f"{half.num_slots:,} slots, halves {' '.join(group.halves)}{window}"
+    return facts
+
+
+def build_dump_report(
+    dump: Dump, result: CheckResult, findings: Sequence[Finding] = (), *, strict: bool = False
+) -> DumpReport:
+    """Put together what was found in one dump."""
+    violations = decode_violations(dump, result)
+    total, live = live_violations(dump)
+    failing = {(v.tag, v.slot, v.position, v.fail_reason_bits) for v in violations}
+    reproduced = sum((v.tag, v.slot, v.position, v.fail_reason_bits) in failing for v in live)
+    return DumpReport(
+        path=dump.path or "<memory>",
+        verdict=verdict_of(violations, findings, strict),
+        producer=dict(dump.producer),
+        context=dict(dump.context),
+        hash_mode=dump.hash_mode.name.lower(),
+        facts=_facts(dump),
+        seconds=result.seconds,
+        bytes_checked=result.bytes_checked,
+        checks=tuple(
+            CheckLine(
+                tag=check.tag.name,
+                entries=check.num_entries,
+                violations=check.rows.shape[0],
+                never_written=check.never_written,
+                reasons=check.reasons,
+            )
+            for check in result.checks
+        ),
+        violations=violations,
+        findings=tuple(findings),
+        live=LiveViolations(total=total, rows=live, reproduced=reproduced),
+        skipped=result.skipped,
+    )

@@ -1,0 +1,109 @@
+"""``canary-check check``: check dumps and report what is broken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from canary_cli import exit_codes
+from canary_cli.options import engine_option, output_options
+
+if TYPE_CHECKING:
+    from canary_numba.check import CheckResult
+    from canary_numba.report import DumpReport, Report
+
+
+@click.command()
+@click.argument("dumps", nargs=-1, required=True, type=click.Path(), metavar="DUMP...")
+@click.option(
+    "--format", "form", type=click.Choice(("table", "json")), default="table", show_default=True, help="What to print."
+)
+@engine_option
+@click.option(
+    "--max-violations",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Violations listed for each dump; 0 lists all.",
+)
+@click.option("--strict", is_flag=True, help="Take faults that have damaged nothing yet for corruption, too.")
+@click.option("--zero-init-okay", is_flag=True, help="Count all-zero records as never written, not as violations.")
+@output_options
+def check(
+    dumps: tuple[str, ...],
+    form: str,
+    engine: str,
+    max_violations: int,
+    strict: bool,
+    zero_init_okay: bool,
+    output: str | None,
+    force: bool,
+    no_color: bool,
+    quiet: bool,
+) -> int:
+    """Check KV-cache dumps: what is broken, in which request, at which position and slot.
+
+    Reads canary dumps (.pt or safetensors), verifies every record again, and reports violations with the request they
+    belong to. The report goes to stdout, progress and a one-line summary to stderr.
+
+    Exit code: 0 all clean, 1 any corrupt, 2 any unreadable.
+    """
+    from canary_cli.output import deliver
+    from canary_cli.render import json, table
+
+    from canary_numba.report import Report
+
+    reports: list[DumpReport] = []
+    tool: dict[str, str] = {}
+    unreadable = 0
+    for path in dumps:
+        found = _check_one(path, engine, strict, zero_init_okay)
+        if found is None:
+            unreadable += 1
+        else:
+            tool, dump_report = found
+            reports.append(dump_report)
+    report = Report(tool=tool, dumps=tuple(reports))
+    if reports:
+        if quiet:
+            text = "".join(f"{dump.verdict.upper()} {dump.path}\n" for dump in reports)
+        elif form == "json":
+            text = json.render(report, max_violations)
+        else:
+            text = table.render(report, max_violations, color=False if no_color or output else None)
+        deliver(text, output, force=force)
+        if not quiet:
+            click.echo(_summary(report, unreadable), err=True)
+    if unreadable:
+        return exit_codes.USAGE
+    return exit_codes.CORRUPT if report.verdict == "corrupt" else exit_codes.CLEAN
+
+
+def _check_one(path: str, engine: str, strict: bool, zero_init_okay: bool) -> tuple[dict[str, str], DumpReport] | None:
+    """Check one dump; an unreadable one is named on stderr and does not keep the others from being checked."""
+    from canary_cli.progress import HashingProgress
+
+    from canary_numba.check import check_dump
+    from canary_numba.dump import load_dump
+    from canary_numba.errors import DumpError
+    from canary_numba.report import build_dump_report, tool_of
+
+    try:
+        dump = load_dump(path)
+        with HashingProgress() as progress:
+            result: CheckResult = check_dump(dump, engine=engine, observer=progress, zero_init_okay=zero_init_okay)
+        return tool_of(result), build_dump_report(dump, result, strict=strict)
+    except DumpError as error:
+        click.echo(f"canary-check: error: {error}", err=True)
+        return None
+
+
+def _summary(report: Report, unreadable: int) -> str:
+    corrupt = sum(dump.verdict == "corrupt" for dump in report.dumps)
+    violations = sum(len(dump.violations) for dump in report.dumps)
+    seconds = sum(dump.seconds for dump in report.dumps)
+    count = len(report.dumps)
+    parts = [f"{count} dump{'' if count == 1 else 's'} checked", f"{corrupt} corrupt", f"{violations:,} violations"]
+    if unreadable:
+        parts.append(f"{unreadable} unreadable")
+    return f"canary-check: {', '.join(parts)}; {seconds:.2f} s on {report.tool['engine']} ({report.tool['device']})"
