@@ -35,7 +35,7 @@ class Column:
 def fitting_table(columns: Sequence[Column], width: int) -> Table:
     """Lay out as many columns as fit ``width`` cells, in the order given."""
     kept = list(columns)
-    while len(kept) > 1 and sum(column.width + 2 for column in kept) > width:
+    while len(kept) > 1 and sum(column.width + 3 for column in kept) > width:
         kept.remove(min(kept, key=lambda column: column.keep))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     for column in kept:

@@ -27,8 +27,8 @@ SHORT_REASONS = {
     "write_token": "written token",
     "write_position": "written position",
     "verify_token": "token",
-    "verify_slot_out_of_range": "slot out of range",
-    "verify_prev_slot_out_of_range": "previous slot out of range",
+    "verify_slot_out_of_range": "bad slot",
+    "verify_prev_slot_out_of_range": "bad previous slot",
 }
 
 
