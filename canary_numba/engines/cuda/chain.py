@@ -1,9 +1,11 @@
 """Walking the chain of one request: the serial part of write, kept to what must be serial.
 
-A step needs the PREV_HASH of the step before, 3 splitmix64 or about 165 cycles, and nothing makes one request faster
-than that. So a warp stages 32 tokens in shared memory, its lanes fetch the next 32 and look for anything special, and
-lane 0 walks the staged ones: store, step, store, step. Only lane 0 stores, in order, so that a slot written twice by
-its request keeps the later record.
+A step needs the PREV_HASH of the step before, 3 splitmix64, and nothing makes one request faster than that. So all else
+stays off that path. A warp stages 32 tokens in shared memory; its lanes fetch the next 32 and look for anything
+special; then all lanes walk the same 32 steps, each keeps the hash that stands before its own token, and they store
+their 32 records together. Addresses and stores between the steps would cost as much as the steps do. 32 tokens with
+anything special among them (a skipped slot, one named twice, a failed assert) go down a careful path instead, where
+lane 0 does everything in order.
 """
 
 from __future__ import annotations
@@ -13,7 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from canary_numba.engines.cuda.device import WARP, cuda, device_function, load_pair, slot_hash, store_pair, warp_sync
+from canary_numba.engines.cuda.device import (
+    WARP,
+    close_state,
+    cuda,
+    device_function,
+    first_shift,
+    load_pair,
+    open_state,
+    open_step,
+    slot_hash,
+    store_pair,
+    warp_sync,
+)
 from canary_numba.engines.cuda.ring import append_row
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
@@ -27,6 +41,7 @@ _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _TWO = np.uint64(2)
 _THREE = np.uint64(3)
+_FOUR = np.uint64(4)
 _LANES = np.uint64(WARP)
 _UNROLL = 8
 _UNROLLED = np.uint64(_UNROLL)
@@ -71,23 +86,41 @@ def _make_store_link(paired: bool, keep_real_hash: bool) -> Any:
 
 def _make_walk_plain(store_link: Any) -> Any:
     @device_function
-    def step(records: Any, stride: Any, staged: Any, staged_slot: Any, at: Any, h: Any) -> Any:
-        token, position = load_pair(staged, _TWO * at)
-        store_link(records, np.uint64(staged_slot[at]) * stride, token, position, h)
-        return slot_hash(h, token, position)
+    def step(staged_shifts: Any, at: Any, y: Any) -> Any:
+        token_shift, position_shift = load_pair(staged_shifts, _TWO * at)
+        return open_step(open_step(open_step(y, _ZERO), token_shift), position_shift)
 
     @device_function
-    def walk_plain(records: Any, stride: Any, staged: Any, staged_slot: Any, first: Any, count: Any, h: Any) -> Any:
-        at = first
-        end = first + count
-        while at + _UNROLLED <= end:
-            for k in range(_UNROLL):
-                h = step(records, stride, staged, staged_slot, at + np.uint64(k), h)
-            at += _UNROLLED
-        while at < end:
-            h = step(records, stride, staged, staged_slot, at, h)
-            at += _ONE
-        return h, np.int64(staged[_TWO * end - _ONE])
+    def walk_plain(
+        records: Any,
+        stride: Any,
+        staged_shifts: Any,
+        first: Any,
+        count: Any,
+        lane: Any,
+        slot: Any,
+        token: Any,
+        position: Any,
+        h: Any,
+    ) -> Any:
+        y = open_state(h)
+        mine = y
+        k = _ZERO
+        while k + _UNROLLED <= count:
+            for i in range(_UNROLL):
+                if lane == k + np.uint64(i):
+                    mine = y
+                y = step(staged_shifts, first + k + np.uint64(i), y)
+            k += _UNROLLED
+        while k < count:
+            if lane == k:
+                mine = y
+            y = step(staged_shifts, first + k, y)
+            k += _ONE
+        if lane < count:
+            at = np.uint64(slot) * stride
+            store_link(records, at, np.uint64(token), np.uint64(position), close_state(mine))
+        return close_state(y)
 
     return walk_plain
 
@@ -189,8 +222,9 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
     -------
     Any
         A device function that all lanes of a warp call together. It returns the entries with a slot >= 0 that this
-        lane saw. ``staged`` (2 uint64 a thread), ``staged_slot`` (int64 a thread) and ``special`` (int64 a warp) are
-        the block's shared memory.
+        lane saw. ``staged`` and ``staged_shifts`` (2 uint64 a thread: token and position, and their first shifts),
+        ``staged_slot`` (int64 a thread) and ``state`` (4 uint64 a warp: hash and position that the careful path
+        ends with, and whether it must be taken) are the block's shared memory.
     """
     read_record = make_read_record(paired)
     store_link = _make_store_link(paired, keep_real_hash)
@@ -217,8 +251,9 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
         write_index: Any,
         aggregate: Any,
         staged: Any,
+        staged_shifts: Any,
         staged_slot: Any,
-        special: Any,
+        state: Any,
     ) -> Any:
         thread = np.uint64(cuda.threadIdx.x)
         lane = thread % _LANES
@@ -237,23 +272,34 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
             append_row(ring, write_index, aggregate, begin, kind, seed, 0, 0, -1, _ZERO, CHAIN_HEAD_HASH, _PREV_RANGE)
 
         entry = begin + np.int64(lane)
-        slot = np.int64(-1)
-        token = np.int64(0)
-        position = np.int64(0)
+        next_slot = np.int64(-1)
+        next_token = np.int64(0)
+        next_position = np.int64(0)
         if entry < end:
-            slot = np.int64(slots[entry])
-            token = np.int64(tokens[entry])
-            position = np.int64(positions[entry])
+            next_slot = np.int64(slots[entry])
+            next_token = np.int64(tokens[entry])
+            next_position = np.int64(positions[entry])
         base = begin
         while base < end:
+            slot = next_slot
+            token = next_token
+            position = next_position
+            count = min(end - base, np.int64(WARP))
             staged[_TWO * thread] = np.uint64(token)
             staged[_TWO * thread + _ONE] = np.uint64(position)
+            staged_shifts[_TWO * thread] = first_shift(np.uint64(token))
+            staged_shifts[_TWO * thread + _ONE] = first_shift(np.uint64(position))
             staged_slot[thread] = slot
             if lane == _ZERO:
-                special[warp] = 0
+                state[_FOUR * warp + _TWO] = _ZERO
             warp_sync()
-            # An entry that needs more than a store and a step sends its 32 down the careful path.
+            # The loads of the next 32 are under way while these are walked.
             entry = base + np.int64(lane)
+            if entry + np.int64(WARP) < end:
+                next_slot = np.int64(slots[entry + np.int64(WARP)])
+                next_token = np.int64(tokens[entry + np.int64(WARP)])
+                next_position = np.int64(positions[entry + np.int64(WARP)])
+            # An entry that needs more than a store and a step sends its 32 down the careful path.
             if entry < end:
                 if slot >= 0:
                     counted += 1
@@ -263,21 +309,18 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
                 plain = 0 <= slot < num_slots and not (check_chain and position != previous + 1)
                 if plain and assert_input:
                     plain = token == expected_tokens[entry] and position == expected_positions[entry]
+                for i in range(WARP):
+                    # Stores of one slot by two lanes would land in any order.
+                    if staged_slot[first + np.uint64(i)] == slot and np.uint64(i) < lane:
+                        plain = False
                 if not plain:
-                    special[warp] = 1
-            # The loads of the next 32 are under way while these are walked.
-            entry += np.int64(WARP)
-            slot = np.int64(-1)
-            if entry < end:
-                slot = np.int64(slots[entry])
-                token = np.int64(tokens[entry])
-                position = np.int64(positions[entry])
+                    state[_FOUR * warp + _TWO] = _ONE
             warp_sync()
-            if lane == _ZERO:
-                count = min(end - base, np.int64(WARP))
-                if special[warp] == 0:
-                    h, last_position = walk_plain(records, stride, staged, staged_slot, first, np.uint64(count), h)
-                else:
+            if state[_FOUR * warp + _TWO] == _ZERO:
+                h = walk_plain(records, stride, staged_shifts, first, np.uint64(count), lane, slot, token, position, h)
+                last_position = np.int64(staged[_TWO * (first + np.uint64(count)) - _ONE])
+            else:
+                if lane == _ZERO:
                     h, last_position = walk_careful(
                         records,
                         stride,
@@ -298,6 +341,11 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
                         write_index,
                         aggregate,
                     )
+                    state[_FOUR * warp] = h
+                    state[_FOUR * warp + _ONE] = np.uint64(last_position)
+                warp_sync()
+                h = state[_FOUR * warp]
+                last_position = np.int64(state[_FOUR * warp + _ONE])
             warp_sync()
             base += np.int64(WARP)
         return counted

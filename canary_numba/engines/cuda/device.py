@@ -21,8 +21,7 @@ from canary_numba.engines import simulator_enabled
 SIMULATED = simulator_enabled()
 WARP = 32
 BLOCK_THREADS = WARP if SIMULATED else 256
-"""Threads in a block of every kernel: 8 warps keep a multiprocessor full at up to 80 registers a thread."""
-WARPS_PER_BLOCK = BLOCK_THREADS // WARP
+"""Threads in a block of the kernels that fold no K/V bytes."""
 
 device_function = cuda.jit(device=True) if SIMULATED else cuda.jit(device=True, forceinline=True)
 """Decorator of device functions: always inlined, so that arrays passed to one stay in registers."""
@@ -101,6 +100,30 @@ def fold_word(acc: Any, word: Any) -> Any:
 def slot_hash(prev_hash: Any, token: Any, position: Any) -> Any:
     """:func:`canary_numba.mixing.slot_hash_u64` for kernels."""
     return np.uint64(mixing.slot_hash_u64(prev_hash, token, position))
+
+
+@device_function
+def open_state(h: Any) -> Any:
+    """:func:`canary_numba.mixing.open_state` for kernels."""
+    return np.uint64(mixing.open_state(h))
+
+
+@device_function
+def close_state(y: Any) -> Any:
+    """:func:`canary_numba.mixing.close_state` for kernels."""
+    return np.uint64(mixing.close_state(y))
+
+
+@device_function
+def first_shift(word: Any) -> Any:
+    """:func:`canary_numba.mixing.first_shift` for kernels."""
+    return np.uint64(mixing.first_shift(word))
+
+
+@device_function
+def open_step(y: Any, shifted: Any) -> Any:
+    """:func:`canary_numba.mixing.open_step` for kernels."""
+    return np.uint64(mixing.open_step(y, shifted))
 
 
 def why_unavailable() -> str | None:

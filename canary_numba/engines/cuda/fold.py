@@ -4,10 +4,10 @@ The fold of a slot is serial (``acc = splitmix64(acc ^ word)``), so a lane must 
 lanes that each read their own row use 8 of every 32 bytes they fetch. So a warp works on a tile of 32 rows by
 ``width`` words::
 
-          width words (128 bytes)
+          width words (256 bytes)
         +------------------------+
-  row 0 | lanes 0..7, 16 bytes   |    global -> registers: each instruction reads 4 whole row pieces, coalesced
-  row 1 | lanes 8..15            |
+  row 0 | lanes 0..15, 16 bytes  |    global -> registers: each instruction reads 2 whole row pieces, coalesced
+  row 1 | lanes 16..31           |
   ...   |                        |    registers -> shared memory: rows one pair longer than the tile, so that
  row 31 |                        |    neither the stores along rows nor the loads along columns conflict in a bank
         +------------------------+
@@ -28,7 +28,16 @@ import numpy as np
 import torch
 from numba import uint64
 
-from canary_numba.engines.cuda.device import WARP, cuda, device_function, fold_word, load_pair, store_pair, warp_sync
+from canary_numba.engines.cuda.device import (
+    SIMULATED,
+    WARP,
+    cuda,
+    device_function,
+    fold_word,
+    load_pair,
+    store_pair,
+    warp_sync,
+)
 from canary_numba.layout import MAX_REAL_KV_SOURCES
 from canary_numba.sources import FlatSource
 
@@ -37,9 +46,10 @@ _ONE = np.uint64(1)
 _EIGHT = np.uint64(8)
 _LANES = np.uint64(WARP)
 
-TILE_WORDS = 16
-TILE_PITCH = TILE_WORDS + 2
-WARP_TILE_WORDS = WARP * TILE_PITCH
+TILE_WORDS = 32
+"""Widest tile: 256 bytes of each row at once, which scattered rows want."""
+_SHARED_BYTES = 24 << 10
+"""Shared memory a block may use for tiles; two and more blocks then fit a multiprocessor at any register count."""
 DIRECT_WORDS = 2
 """Up to this many words a lane reads its row itself: one access, so there is nothing to coalesce."""
 
@@ -66,6 +76,32 @@ class SourceShape(NamedTuple):
             source.token_bytes // unit,
             source.read_bytes // unit,
         )
+
+    @property
+    def tile_width(self) -> int:
+        """Words of a row that a tile holds; 0 for layouts that need no tile."""
+        if self.unit == 1 or self.read_size <= DIRECT_WORDS:
+            return 0
+        width = TILE_WORDS
+        while width > self.read_size and width > 4:
+            width //= 2
+        return width
+
+
+def warp_tile_words(shapes: Sequence[SourceShape]) -> int:
+    """Words of shared memory that a warp needs to fold sources of these shapes."""
+    width = max((shape.tile_width for shape in shapes), default=0)
+    return WARP * (width + 2) if width else 0
+
+
+def block_threads(shapes: Sequence[SourceShape]) -> int:
+    """Threads in a block of a kernel that folds these shapes: fewer the wider its tiles."""
+    if SIMULATED:
+        return WARP
+    warps = 8
+    while warps > 1 and warps * warp_tile_words(shapes) * 8 > _SHARED_BYTES:
+        warps //= 2
+    return warps * WARP
 
 
 def kernel_sources(sources: Sequence[FlatSource], device: torch.device) -> list[torch.Tensor]:
@@ -133,13 +169,11 @@ def _direct_fold(shape: SourceShape) -> Callable[..., Any]:
     return fold_direct
 
 
-def _tile_fold(shape: SourceShape) -> Callable[..., Any]:
+def _tile_fold(shape: SourceShape, tile_words: int) -> Callable[..., Any]:
     start_of = _start_of(shape)
     pairs = shape.pairs
     per_load = 2 if pairs else 1
-    width = TILE_WORDS
-    while width > shape.read_size and width > 2 * per_load:
-        width //= 2
+    width = shape.tile_width
     lanes_per_row = np.uint64(width // per_load)
     rows_per_load = np.uint64(WARP * per_load // width)
     loads = width // per_load
@@ -149,8 +183,8 @@ def _tile_fold(shape: SourceShape) -> Callable[..., Any]:
     rest_words = np.uint64(rest)
     tile_step = np.uint64(width)
     # An odd number of accesses from row to row puts a column of the tile into distinct banks.
-    pitch = np.uint64(TILE_PITCH if pairs else TILE_WORDS + 1)
-    warp_words = np.uint64(WARP_TILE_WORDS)
+    pitch = np.uint64(width + per_load)
+    warp_words = np.uint64(tile_words)
     step = np.uint64(per_load)
 
     @device_function
@@ -223,12 +257,12 @@ def _tile_fold(shape: SourceShape) -> Callable[..., Any]:
     return fold_tile
 
 
-def _fold_of(shape: SourceShape) -> Callable[..., Any]:
+def _fold_of(shape: SourceShape, tile_words: int) -> Callable[..., Any]:
     if shape.unit == 1:
         return _byte_fold(shape)
-    if shape.read_size <= DIRECT_WORDS:
+    if shape.tile_width == 0:
         return _direct_fold(shape)
-    return _tile_fold(shape)
+    return _tile_fold(shape, tile_words)
 
 
 @lru_cache(maxsize=256)
@@ -236,10 +270,12 @@ def make_real_kv_fold(shapes: tuple[SourceShape, ...]) -> Callable[..., Any]:
     """Build the device function that continues a real-KV hash over sources of these shapes.
 
     Its arguments: ``acc`` uint64, the four source arrays, ``slot`` uint64 (inside every source), the block's shared
-    ``tile`` (``WARPS_PER_BLOCK * WARP_TILE_WORDS`` uint64) and ``rows`` (a uint64 a thread), ``warp`` and ``lane``
+    ``tile`` (``warp_tile_words`` uint64 a warp) and ``rows`` (a uint64 a thread), ``warp`` and ``lane``
     uint64. All lanes of the warp must call it together.
     """
-    folds = [_fold_of(shape) for shape in shapes] + [_no_source] * (MAX_REAL_KV_SOURCES - len(shapes))
+    folds = [_fold_of(shape, warp_tile_words(shapes)) for shape in shapes] + [_no_source] * (
+        MAX_REAL_KV_SOURCES - len(shapes)
+    )
     fold0, fold1, fold2, fold3 = folds
     count = len(shapes)
 

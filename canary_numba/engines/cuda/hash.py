@@ -13,32 +13,37 @@ import torch
 from numba import uint64
 
 from canary_numba.engines.cuda.device import (
-    BLOCK_THREADS,
     WARP,
-    WARPS_PER_BLOCK,
     cuda,
     multiprocessors,
 )
-from canary_numba.engines.cuda.fold import WARP_TILE_WORDS, SourceShape, kernel_sources, make_real_kv_fold
-from canary_numba.engines.cuda.launcher import launch
+from canary_numba.engines.cuda.fold import (
+    SourceShape,
+    block_threads,
+    kernel_sources,
+    make_real_kv_fold,
+    warp_tile_words,
+)
+from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.sources import flatten_source
 
 _ZERO = np.uint64(0)
 _LANES = np.uint64(WARP)
-_TILE = WARPS_PER_BLOCK * WARP_TILE_WORDS
 
 
 @lru_cache(maxsize=256)
 def make_hash_kernel(shapes: tuple[SourceShape, ...]) -> Any:
     """Build the real-KV hash kernel for sources of these shapes."""
     real_kv_fold = make_real_kv_fold(shapes)
+    threads = block_threads(shapes)
+    tile_words = max(1, threads // WARP * warp_tile_words(shapes))
 
     @cuda.jit
     def real_kv_hash_kernel(
         slots: Any, hashes: Any, num_slots: Any, src0: Any, src1: Any, src2: Any, src3: Any
     ) -> None:
-        tile = cuda.shared.array(_TILE, uint64)
-        rows = cuda.shared.array(BLOCK_THREADS, uint64)
+        tile = cuda.shared.array(tile_words, uint64)
+        rows = cuda.shared.array(threads, uint64)
         thread = np.uint64(cuda.threadIdx.x)
         lane = thread % _LANES
         warp = thread // _LANES
@@ -71,12 +76,14 @@ def hash_real_kv(
     if num_slots == 0 or slot_indices.shape[0] == 0:
         return
     device = hashes_out.device
-    kernel = make_hash_kernel(tuple(SourceShape.of(s) for s in sources))
-    blocks = min(-(-slot_indices.shape[0] // BLOCK_THREADS), multiprocessors(device) * 32)
+    shapes = tuple(SourceShape.of(s) for s in sources)
+    threads = block_threads(shapes)
+    kernel = make_hash_kernel(shapes)
+    blocks = min(-(-slot_indices.shape[0] // threads), multiprocessors(device) * 16384 // threads)
     arguments = [
         slot_indices,
         hashes_out.view(torch.uint64),
         np.int64(num_slots),
         *kernel_sources(sources, device),
     ]
-    launch(kernel, blocks, BLOCK_THREADS, device, arguments)
+    PreparedLaunch(kernel, blocks, threads, device, arguments)()

@@ -85,8 +85,3 @@ class PreparedLaunch:
         )
         if error:
             raise RuntimeError(f"CUDA driver: cuLaunchKernel of {self._kernel.py_func.__name__} failed with {error!r}")
-
-
-def launch(kernel: Any, blocks: int, threads: int, device: torch.device, arguments: Sequence[Any]) -> None:
-    """Queue ``kernel`` once on torch's current stream of ``device``."""
-    PreparedLaunch(kernel, blocks, threads, device, arguments)()

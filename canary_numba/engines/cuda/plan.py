@@ -2,11 +2,11 @@
 
 Two launches, for any number of requests, with nothing read back by the host:
 
-1. *chunks*: requests are cut into at most 256 chunks, a block each. The block scans its requests' lengths and leaves
-   offsets relative to the chunk, and the chunk's totals.
-2. *entries*: every block scans the totals (256 pairs, in cache), which turns relative offsets into absolute ones. Its
-   threads take verify entries from all over the plan, find an entry's request by bisection and look up its slots; then
-   they finish offsets and seeds of the write plan.
+1. *chunks*: requests are cut into at most as many chunks as a block has threads, a block each. It scans its requests'
+   lengths and leaves offsets relative to the chunk, and the chunk's totals.
+2. *entries*: every block scans the totals, which turns relative offsets into absolute ones, and finishes its share
+   of the write plan's offsets and seeds. Then it takes runs of verify entries, finds the request of each by bisection
+   and looks up its slots.
 
 Bytes moved per verify entry: 32 written, 4 of table read (the predecessor's is the neighbour's), 4 of token id.
 """
@@ -29,6 +29,7 @@ from canary_numba.plan_rules import effective_prefix, window_start, write_length
 _OUT_OF_RANGE = np.int64(SLOT_OUT_OF_RANGE)
 _CHUNKS = BLOCK_THREADS
 _BASES = _CHUNKS + 1
+_TILE_ENTRIES = 8 * BLOCK_THREADS
 
 
 @device_function
@@ -57,13 +58,19 @@ def block_exclusive_scan(verify: Any, write: Any, verify_sums: Any, write_sums: 
 
 
 @device_function
-def find_interval(starts: Any, first: Any, last: Any, value: Any) -> Any:
-    """The largest i in ``[first, last)`` with ``starts[i] <= value``, given ``starts[first] <= value``."""
+def verify_start(verify_starts: Any, verify_bases: Any, shift: Any, request: Any) -> Any:
+    """First verify entry of ``request``: what the chunks before its own hold, and its place in its chunk."""
+    return verify_bases[request >> shift] + verify_starts[request]
+
+
+@device_function
+def find_request(verify_starts: Any, verify_bases: Any, shift: Any, first: Any, last: Any, entry: Any) -> Any:
+    """The request in ``[first, last)`` that ``entry`` belongs to: the last one that starts at or before it."""
     low = first
     high = last
     while high - low > 1:
         middle = (low + high) >> 1
-        if starts[middle] <= value:
+        if verify_start(verify_starts, verify_bases, shift, middle) <= entry:
             low = middle
         else:
             high = middle
@@ -146,7 +153,7 @@ def plan_entries_kernel(
     valid_lens: Any,
     has_pool: Any,
     token_offset: Any,
-    chunk: Any,
+    shift: Any,
     verify_starts: Any,
     totals: Any,
     out_slots: Any,
@@ -164,6 +171,7 @@ def plan_entries_kernel(
     write_sums = cuda.shared.array(BLOCK_THREADS, int64)
     verify_bases = cuda.shared.array(_BASES, int64)
     write_bases = cuda.shared.array(_BASES, int64)
+    tile_requests = cuda.shared.array(2, int64)
     thread = np.int64(cuda.threadIdx.x)
     bs = np.int64(rows.shape[0])
     num_chunks = np.int64(totals.shape[0] >> 1)
@@ -195,7 +203,7 @@ def plan_entries_kernel(
             if prefix > 0 and length > 0:
                 seed = lookup_slot(table, table_stride, table_rows, width, rows[r], prefix - 1, mapping, has_mapping)
             out_seeds[r] = seed
-            write_offsets[r] += write_bases[r // chunk]
+            write_offsets[r] += write_bases[r >> shift]
         elif r == bs:
             write_offsets[r] = write_total
         else:
@@ -204,26 +212,36 @@ def plan_entries_kernel(
 
     if total > capacity:
         return
-    entry = index
-    while entry < total:
-        c = find_interval(verify_bases, np.int64(0), num_chunks, entry)
-        relative = entry - verify_bases[c]
-        r = find_interval(verify_starts, c * chunk, min((c + 1) * chunk, bs), relative)
-        row = rows[r]
-        start = window_start(effective_prefix(row, prefix_lens[r], width), window)
-        position = start + relative - verify_starts[r]
-        prev = np.int64(-1)
-        if position > 0:
-            prev = lookup_slot(table, table_stride, table_rows, width, row, position - 1, mapping, has_mapping)
-        q = position + token_offset
-        token = np.int64(-1)
-        if has_pool != 0 and 0 <= row < pool_rows and q < pool_width and q < valid_lens[r]:
-            token = np.int64(pool[row * pool_stride + q])
-        out_slots[entry] = lookup_slot(table, table_stride, table_rows, width, row, position, mapping, has_mapping)
-        out_tokens[entry] = token
-        out_positions[entry] = position
-        out_prevs[entry] = prev
-        entry += step
+    # Two threads bisect all requests for the ends of a run of entries; the others only what lies between.
+    tile = np.int64(cuda.blockIdx.x) * np.int64(_TILE_ENTRIES)
+    while tile < total:
+        last = min(tile + np.int64(_TILE_ENTRIES), total) - 1
+        if thread < 2:
+            end = tile if thread == 0 else last
+            tile_requests[thread] = find_request(verify_starts, verify_bases, shift, np.int64(0), bs, end)
+        cuda.syncthreads()
+        r = tile_requests[0]
+        beyond = tile_requests[1] + 1
+        entry = tile + thread
+        while entry <= last:
+            r = find_request(verify_starts, verify_bases, shift, r, beyond, entry)
+            row = rows[r]
+            start = window_start(effective_prefix(row, prefix_lens[r], width), window)
+            position = start + entry - verify_start(verify_starts, verify_bases, shift, r)
+            prev = np.int64(-1)
+            if position > 0:
+                prev = lookup_slot(table, table_stride, table_rows, width, row, position - 1, mapping, has_mapping)
+            q = position + token_offset
+            token = np.int64(-1)
+            if has_pool != 0 and 0 <= row < pool_rows and q < pool_width and q < valid_lens[r]:
+                token = np.int64(pool[row * pool_stride + q])
+            out_slots[entry] = lookup_slot(table, table_stride, table_rows, width, row, position, mapping, has_mapping)
+            out_tokens[entry] = token
+            out_positions[entry] = position
+            out_prevs[entry] = prev
+            entry += np.int64(BLOCK_THREADS)
+        cuda.syncthreads()
+        tile += np.int64(cuda.gridDim.x) * np.int64(_TILE_ENTRIES)
 
 
 def _plan_launches(
@@ -245,8 +263,9 @@ def _plan_launches(
     bs = req_pool_indices.shape[0]
     empty = torch.empty(0, dtype=torch.int64, device=device)
     no_table = torch.empty((0, 0), dtype=torch.int32, device=device)
-    # A chunk is a whole number of scans; enough of them share a block that 256 chunks hold every request.
-    chunk = BLOCK_THREADS * max(1, -(-bs // (_CHUNKS * BLOCK_THREADS)))
+    # A chunk is a power of two, so that a shift finds it, and so large that _CHUNKS of them hold every request.
+    shift = max(BLOCK_THREADS.bit_length() - 1, (max(bs, 1) - 1).bit_length() - (_CHUNKS.bit_length() - 1))
+    chunk = 1 << shift
     num_chunks = max(1, -(-bs // chunk))
     verify_starts = torch.empty(max(bs, 1), dtype=torch.int64, device=device)
     totals = torch.empty(2 * num_chunks, dtype=torch.int64, device=device)
@@ -281,7 +300,7 @@ def _plan_launches(
         valid_lens,
         np.int64(req_to_verify_expected_tokens is not None),
         np.int64(kv_token_id_vs_position_offset),
-        np.int64(chunk),
+        np.int64(shift),
         verify_starts,
         totals,
         verify_plan_out.verify_slot_indices,
@@ -294,8 +313,9 @@ def _plan_launches(
         write_plan_out.write_seed_slot_indices,
         write_plan_out.write_num_valid_reqs,
     ]
-    work = max(verify_plan_out.verify_slot_indices.shape[0], write_plan_out.write_offsets.shape[0])
-    blocks = max(1, min(-(-work // BLOCK_THREADS), multiprocessors(device) * 8))
+    entries_blocks = -(-verify_plan_out.verify_slot_indices.shape[0] // _TILE_ENTRIES)
+    request_blocks = -(-write_plan_out.write_offsets.shape[0] // BLOCK_THREADS)
+    blocks = max(1, min(max(entries_blocks, request_blocks), multiprocessors(device) * 16))
     return [(plan_chunks_kernel, num_chunks, chunks), (plan_entries_kernel, blocks, entries)]
 
 

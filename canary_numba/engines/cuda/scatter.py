@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, multiprocessors
-from canary_numba.engines.cuda.launcher import launch
+from canary_numba.engines.cuda.launcher import PreparedLaunch
 
 
 @cuda.jit
@@ -50,4 +50,4 @@ def scatter(
     device = pool_out.device
     blocks = max(1, min(req_pool_indices.shape[0], multiprocessors(device) * 16))
     arguments = [flat_in, offsets, req_pool_indices, *flat_table(pool_out)]
-    launch(scatter_req_token_ids_kernel, blocks, BLOCK_THREADS, device, arguments)
+    PreparedLaunch(scatter_req_token_ids_kernel, blocks, BLOCK_THREADS, device, arguments)()

@@ -17,15 +17,19 @@ from numba import int64, uint64
 from canary_numba.context import AGGREGATE_NEVER_WRITTEN, ViolationAggregate
 from canary_numba.engines.cuda.chain import make_read_record
 from canary_numba.engines.cuda.device import (
-    BLOCK_THREADS,
     WARP,
-    WARPS_PER_BLOCK,
     cuda,
     multiprocessors,
     slot_hash,
     warp_sync,
 )
-from canary_numba.engines.cuda.fold import WARP_TILE_WORDS, SourceShape, kernel_sources, make_real_kv_fold
+from canary_numba.engines.cuda.fold import (
+    SourceShape,
+    block_threads,
+    kernel_sources,
+    make_real_kv_fold,
+    warp_tile_words,
+)
 from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.ring import append_row, table_of
 from canary_numba.layout import FailReason
@@ -46,8 +50,6 @@ FLAG_HASH_BY_SLOT = 4
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _LANES = np.uint64(WARP)
-_TILE = WARPS_PER_BLOCK * WARP_TILE_WORDS
-_NO_TILE = 1
 
 
 def records_are_paired(canary_buf: torch.Tensor) -> bool:
@@ -61,7 +63,8 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     real_kv_fold = make_real_kv_fold(shapes)
     read_record = make_read_record(paired)
     has_sources = len(shapes) > 0
-    tile_words = _TILE if has_sources else _NO_TILE
+    threads = block_threads(shapes)
+    tile_words = max(1, threads // WARP * warp_tile_words(shapes))
 
     @cuda.jit
     def canary_verify_kernel(
@@ -88,11 +91,11 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         aggregate: Any,
     ) -> None:
         tile = cuda.shared.array(tile_words, uint64)
-        rows = cuda.shared.array(BLOCK_THREADS, uint64)
-        near_slot = cuda.shared.array(BLOCK_THREADS, int64)
-        near_token = cuda.shared.array(BLOCK_THREADS, uint64)
-        near_position = cuda.shared.array(BLOCK_THREADS, uint64)
-        near_hash = cuda.shared.array(BLOCK_THREADS, uint64)
+        rows = cuda.shared.array(threads, uint64)
+        near_slot = cuda.shared.array(threads, int64)
+        near_token = cuda.shared.array(threads, uint64)
+        near_position = cuda.shared.array(threads, uint64)
+        near_hash = cuda.shared.array(threads, uint64)
 
         thread = np.uint64(cuda.threadIdx.x)
         lane = thread % _LANES
@@ -202,17 +205,19 @@ def _arguments(
     aggregate_violations: ViolationAggregate | None,
     zero_init_okay: bool,
     real_kv_hashes: torch.Tensor | None,
-) -> tuple[Any, int, list[Any]]:
-    """Choose kernel, number of blocks and arguments of a verify launch."""
+) -> tuple[Any, int, int, list[Any]]:
+    """Choose kernel, blocks, threads and arguments of a verify launch."""
     buf = context.canary_buf
     device = buf.device
     sources = active_sources(context) if real_kv_hashes is None and buf.shape[0] > 0 else []
-    kernel = make_verify_kernel(tuple(SourceShape.of(s) for s in sources), records_are_paired(buf))
+    shapes = tuple(SourceShape.of(s) for s in sources)
+    threads = block_threads(shapes)
+    kernel = make_verify_kernel(shapes, records_are_paired(buf))
     flags = FLAG_CHECK_TOKEN if check_verify_expected_token else 0
     flags |= FLAG_ZERO_INIT_OKAY if zero_init_okay else 0
     flags |= FLAG_HASH_BY_SLOT if real_kv_hashes is not None else 0
     capacity = plan.verify_slot_indices.shape[0]
-    blocks = max(1, min(-(-capacity // BLOCK_THREADS), multiprocessors(device) * 32))
+    blocks = max(1, min(-(-capacity // threads), multiprocessors(device) * 16384 // threads))
     arguments = [
         record_words(buf),
         np.uint64(buf.shape[1] // 8),
@@ -233,13 +238,13 @@ def _arguments(
         context.kernel_run_counter,
         table_of(aggregate_violations, device),
     ]
-    return kernel, blocks, arguments
+    return kernel, blocks, threads, arguments
 
 
 def prepare_verify(**kwargs: Any) -> PreparedLaunch:
     """Prepare the launch for the keyword arguments of :func:`verify`."""
-    kernel, blocks, arguments = _arguments(**kwargs)
-    return PreparedLaunch(kernel, blocks, BLOCK_THREADS, kwargs["context"].canary_buf.device, arguments)
+    kernel, blocks, threads, arguments = _arguments(**kwargs)
+    return PreparedLaunch(kernel, blocks, threads, kwargs["context"].canary_buf.device, arguments)
 
 
 def verify(**kwargs: Any) -> None:

@@ -20,14 +20,18 @@ from numba import int64, uint64
 from canary_numba.context import ViolationAggregate
 from canary_numba.engines.cuda.chain import make_walk_request
 from canary_numba.engines.cuda.device import (
-    BLOCK_THREADS,
     WARP,
-    WARPS_PER_BLOCK,
     cuda,
     device_function,
     multiprocessors,
 )
-from canary_numba.engines.cuda.fold import WARP_TILE_WORDS, SourceShape, kernel_sources, make_real_kv_fold
+from canary_numba.engines.cuda.fold import (
+    SourceShape,
+    block_threads,
+    kernel_sources,
+    make_real_kv_fold,
+    warp_tile_words,
+)
 from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.ring import table_of
 from canary_numba.engines.cuda.verify import record_words, records_are_paired
@@ -38,8 +42,6 @@ FLAG_ASSERT_INPUT = 1
 _ZERO = np.uint64(0)
 _THREE = np.uint64(3)
 _LANES = np.uint64(WARP)
-_TILE = WARPS_PER_BLOCK * WARP_TILE_WORDS
-_STAGE = 2 * BLOCK_THREADS
 
 
 @device_function
@@ -128,7 +130,11 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     has_sources = len(shapes) > 0
     fold_tokens = _make_fold_tokens(shapes)
     walk_request = make_walk_request(paired, has_sources)
-    tile_words = _TILE if has_sources else 1
+    threads = block_threads(shapes)
+    warps = threads // WARP
+    tile_words = max(1, warps * warp_tile_words(shapes))
+    stage_words = 2 * threads
+    state_words = 4 * warps
 
     @cuda.jit
     def canary_write_kernel(
@@ -156,9 +162,10 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         kernel_run: Any,
         aggregate: Any,
     ) -> None:
-        staged = cuda.shared.array(_STAGE, uint64)
-        staged_slot = cuda.shared.array(BLOCK_THREADS, int64)
-        special = cuda.shared.array(WARPS_PER_BLOCK, int64)
+        staged = cuda.shared.array(stage_words, uint64)
+        staged_shifts = cuda.shared.array(stage_words, uint64)
+        staged_slot = cuda.shared.array(threads, int64)
+        state = cuda.shared.array(state_words, uint64)
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
             cuda.atomic.add(kernel_run, 0, 1)
         num_reqs = min(max(np.int64(num_valid_reqs[0]), np.int64(0)), np.int64(seeds.shape[0]))
@@ -167,10 +174,10 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         num_tokens = np.int64(slots.shape[0])
         blocks = np.int64(cuda.gridDim.x)
         warp_index = np.int64(cuda.threadIdx.x // WARP) * blocks + np.int64(cuda.blockIdx.x)
-        chain_warps = blocks * np.int64(WARPS_PER_BLOCK)
+        chain_warps = blocks * np.int64(warps)
         if has_sources:
             tile = cuda.shared.array(tile_words, uint64)
-            rows = cuda.shared.array(BLOCK_THREADS, uint64)
+            rows = cuda.shared.array(threads, uint64)
             flag = cuda.shared.array(1, int64)
             fold_warps = chain_warps
             chain_warps = min(num_reqs, chain_warps >> 1)
@@ -218,8 +225,9 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
                 write_index,
                 aggregate,
                 staged,
+                staged_shifts,
                 staged_slot,
-                special,
+                state,
             )
             request += chain_warps
         if counted > 0:
@@ -238,17 +246,19 @@ def _arguments(
     expected_input_tokens: torch.Tensor | None,
     expected_input_positions: torch.Tensor | None,
     aggregate_violations: ViolationAggregate | None,
-) -> tuple[Any, int, list[Any]]:
-    """Choose kernel, number of blocks and arguments of a write launch."""
+) -> tuple[Any, int, int, list[Any]]:
+    """Choose kernel, blocks, threads and arguments of a write launch."""
     buf = context.canary_buf
     device = buf.device
     sources = active_sources(context) if buf.shape[0] > 0 else []
-    kernel = make_write_kernel(tuple(SourceShape.of(s) for s in sources), records_are_paired(buf))
+    shapes = tuple(SourceShape.of(s) for s in sources)
+    threads = block_threads(shapes)
+    kernel = make_write_kernel(shapes, records_are_paired(buf))
     warps = plan.write_seed_slot_indices.shape[0]
     if sources:
         # Half of the warps at least fold; a grid of one simulated warp would have none to do it.
         warps = 2 * max(warps, -(-out_cache_loc.shape[0] // WARP), 1)
-    blocks = max(1, min(-(-warps // WARPS_PER_BLOCK), multiprocessors(device) * 4))
+    blocks = max(1, min(-(-warps * WARP // threads), multiprocessors(device) * 768 // threads))
     arguments = [
         record_words(buf),
         np.uint64(buf.shape[1] // 8),
@@ -271,13 +281,13 @@ def _arguments(
         context.kernel_run_counter,
         table_of(aggregate_violations, device),
     ]
-    return kernel, blocks, arguments
+    return kernel, blocks, threads, arguments
 
 
 def prepare_write(**kwargs: Any) -> PreparedLaunch:
     """Prepare the launch for the keyword arguments of :func:`write`."""
-    kernel, blocks, arguments = _arguments(**kwargs)
-    return PreparedLaunch(kernel, blocks, BLOCK_THREADS, kwargs["context"].canary_buf.device, arguments)
+    kernel, blocks, threads, arguments = _arguments(**kwargs)
+    return PreparedLaunch(kernel, blocks, threads, kwargs["context"].canary_buf.device, arguments)
 
 
 def write(**kwargs: Any) -> None:
