@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
-# Read when numba is imported: tests launch small grids and host arrays on purpose.
+from numba_cache import fresh_numba_cache
+
+# All read when numba is imported. Tests launch small grids and host arrays on purpose.
+os.environ.setdefault("NUMBA_CACHE_DIR", fresh_numba_cache())
 os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
 os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
 
@@ -15,11 +18,19 @@ import pytest
 from golden import find_shared
 from harness import engine_params
 
-hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True, print_blob=True)
+from canary_numba.engines import simulator_enabled
+
+# The simulator runs a CUDA thread as a Python thread: seconds for what takes an engine milliseconds.
+_EXAMPLES = 8 if simulator_enabled() else 60
+hypothesis.settings.register_profile("default", deadline=None, max_examples=_EXAMPLES)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=_EXAMPLES, derandomize=True, print_blob=True)
 # A long search: pytest tests/property --hypothesis-profile=thorough
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+if simulator_enabled():
+    # Compiled engines and the simulator cannot share a process: there, only tests/simulator runs.
+    collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "simulator"]
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from canary_numba import (
 def to_cpu(value: Any) -> Any:
     """Copy tensors, and dataclasses, tuples and dicts of them, to the CPU."""
     if isinstance(value, torch.Tensor):
-        return value.cpu()
+        return value.to("cpu", copy=True)
     if isinstance(value, tuple):
         return tuple(to_cpu(item) for item in value)
     if isinstance(value, dict):

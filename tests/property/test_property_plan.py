@@ -7,7 +7,9 @@ from typing import Any
 import harness
 import hypothesis.strategies as st
 import naive
+import pytest
 import strategies
+import strategies_plan
 import torch
 from hypothesis import example, given
 from strategies import int64_tensor
@@ -17,7 +19,7 @@ from canary_numba.context import RealKvSource
 from canary_numba.layout import SLOT_OUT_OF_RANGE, RealKvHashMode
 
 
-@given(inputs=strategies.plan_cases())
+@given(inputs=strategies_plan.plan_cases())
 def test_any_plan_is_as_the_oracle_says(engine: str, inputs: dict[str, Any]) -> None:
     capacity = inputs.pop("write_req_capacity")
     harness.check_plan(engine, inputs, write_req_capacity=capacity)
@@ -73,6 +75,35 @@ def test_a_slot_outside_the_mapping_is_out_of_range(engine: str) -> None:
     assert seed == SLOT_OUT_OF_RANGE
 
 
+def scatter_case(*offsets: int) -> dict[str, torch.Tensor]:
+    return {
+        "flat_in": int64_tensor([5, 6, 7, 8]),
+        "offsets": int64_tensor(list(offsets)),
+        "req_pool_indices": int64_tensor([1]),
+        "pool_out": torch.zeros((2, 3), dtype=torch.int32),
+    }
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+def test_empty_tables(engine: str, shape: tuple[int, int]) -> None:
+    empty = torch.zeros(shape, dtype=torch.int32)
+    pool = {
+        "req_to_verify_expected_tokens": empty,
+        "req_to_verify_expected_tokens_valid_lens": int64_tensor([3]),
+    }
+    assert entries(engine, req_to_token=empty, **pool)[0] == [SLOT_OUT_OF_RANGE] * min(2, shape[1] + 1)
+    assert entries(engine, **pool)[0] == [4, 5]
+    inputs = harness.copy_to(harness.device_of(engine), {**scatter_case(0, 4), "pool_out": empty})
+    launch.launch_scatter_req_token_ids_kernel(engine=engine, **inputs)
+
+
+def test_a_plan_that_just_fits_is_enabled(engine: str) -> None:
+    for capacity, enabled in ((4, 1), (3, 1), (2, 0), (1, 0)):
+        inputs = plan_inputs(prefix_lens=int64_tensor([3]), verify_capacity=capacity)
+        verify_plan, _ = harness.check_plan(engine, inputs, write_req_capacity=1)
+        assert int(verify_plan.enable) == enabled
+
+
 def test_many_requests(engine: str) -> None:
     generator = torch.Generator().manual_seed(3)
 
@@ -96,16 +127,11 @@ def test_many_requests(engine: str) -> None:
     assert int(verify_plan.enable) == 1
 
 
-@given(inputs=strategies.scatter_cases())
-@example(
-    inputs={
-        "flat_in": int64_tensor([5, 6, 7, 8]),
-        # A decreasing range whose length wraps around to a positive int64.
-        "offsets": int64_tensor([1, -(2**63)]),
-        "req_pool_indices": int64_tensor([1]),
-        "pool_out": torch.zeros((2, 3), dtype=torch.int32),
-    }
-)
+@given(inputs=strategies_plan.scatter_cases())
+@example(inputs=scatter_case(-1, 3))
+@example(inputs=scatter_case(3, 6))
+# A decreasing range whose length wraps around to a positive int64.
+@example(inputs=scatter_case(1, -(2**63)))
 def test_any_scatter_is_as_the_oracle_says(engine: str, inputs: dict[str, torch.Tensor]) -> None:
     expected = naive.scatter(
         flat=inputs["flat_in"].tolist(),

@@ -136,6 +136,13 @@ class TestZeroInitOkay:
         assert after is not None
         assert after.never_written.tolist() == [1 if tag == context.kernel_kind else 0 for tag in range(12)]
 
+    def test_the_padding_slot_is_not_counted(self, engine: str) -> None:
+        context, plan = self.case()
+        plan.verify_slot_indices[3] = 0
+        aggregate = ViolationAggregate.allocate(device="cpu")
+        outcome = harness.check_verify(engine, context, plan, aggregate=aggregate, zero_init_okay=True)
+        assert outcome.never_written == 1
+
     def test_one_other_byte_is_damage(self, engine: str) -> None:
         for byte in range(32):
             context, plan = self.case()

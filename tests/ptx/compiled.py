@@ -14,7 +14,7 @@ import numba.cuda.dispatcher
 from numba import int32, int64, types, uint8, uint64
 
 from canary_numba.engines.cuda.device import cuda
-from canary_numba.engines.cuda.fold import SourceShape
+from canary_numba.engines.cuda.fold import NARROW_TILE_WORDS, SourceShape
 from canary_numba.engines.cuda.hash import make_hash_kernel
 from canary_numba.engines.cuda.plan import plan_chunks_kernel, plan_entries_kernel
 from canary_numba.engines.cuda.scatter import scatter_req_token_ids_kernel
@@ -66,7 +66,7 @@ def _kernels() -> dict[str, tuple[Any, list[Any]]]:
             [_U64, uint64, int64, _I64, _I64, _I64, _I64, _I32, _I32, *sources, _I64, int64, int64, *_sink()],
         )
         kernels[f"write-{name}"] = (
-            make_write_kernel(shapes, paired),
+            make_write_kernel(tuple(s._replace(widest=NARROW_TILE_WORDS) for s in shapes), paired),
             [_U64, uint64, int64, _I64, _I64, _I32, *[_I64] * 5, *sources, _I32, int64, int64, *_sink()],
         )
         if shapes:

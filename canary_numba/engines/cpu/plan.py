@@ -165,7 +165,9 @@ def _scatter(flat_in: Any, offsets: Any, rows: Any, pool: Any):
         if row < 0 or row >= pool.shape[0]:
             continue
         begin = offsets[r]
-        for j in range(min(offsets[r + 1] - begin, pool.shape[1])):
+        # The difference of garbage offsets may wrap around: an empty range must be told by comparing them.
+        length = min(offsets[r + 1] - begin, pool.shape[1]) if offsets[r + 1] > begin else 0
+        for j in range(length):
             if 0 <= begin + j < flat_in.shape[0]:
                 pool[row, j] = np.int32(flat_in[begin + j])
 

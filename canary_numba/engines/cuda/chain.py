@@ -24,6 +24,7 @@ from canary_numba.engines.cuda.device import (
     load_pair,
     open_state,
     open_step,
+    shares_key,
     slot_hash,
     store_pair,
     warp_sync,
@@ -290,9 +291,12 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
             staged_shifts[_TWO * thread] = first_shift(np.uint64(token))
             staged_shifts[_TWO * thread + _ONE] = first_shift(np.uint64(position))
             staged_slot[thread] = slot
+            if base + np.int64(lane) >= end:
+                staged_slot[thread] = -np.int64(lane) - 1
             if lane == _ZERO:
                 state[_FOUR * warp + _TWO] = _ZERO
             warp_sync()
+            repeated = shares_key(staged_slot, first, staged_slot[thread])
             # The loads of the next 32 are under way while these are walked.
             entry = base + np.int64(lane)
             if entry + np.int64(WARP) < end:
@@ -309,11 +313,8 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
                 plain = 0 <= slot < num_slots and not (check_chain and position != previous + 1)
                 if plain and assert_input:
                     plain = token == expected_tokens[entry] and position == expected_positions[entry]
-                for i in range(WARP):
-                    # Stores of one slot by two lanes would land in any order.
-                    if staged_slot[first + np.uint64(i)] == slot and np.uint64(i) < lane:
-                        plain = False
-                if not plain:
+                # Stores of one slot by two lanes would land in any order.
+                if repeated or not plain:
                     state[_FOUR * warp + _TWO] = _ONE
             warp_sync()
             if state[_FOUR * warp + _TWO] == _ZERO:

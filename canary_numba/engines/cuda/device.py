@@ -20,6 +20,7 @@ from canary_numba.engines import simulator_enabled
 
 SIMULATED = simulator_enabled()
 WARP = 32
+_ALL_LANES = 0xFFFFFFFF
 BLOCK_THREADS = WARP if SIMULATED else 256
 """Threads in a block of the kernels that fold no K/V bytes."""
 
@@ -32,6 +33,15 @@ if SIMULATED:
     def warp_sync() -> None:
         """Order the shared-memory accesses of a warp."""
         cuda.syncthreads()
+
+    @device_function
+    def shares_key(keys: Any, first: Any, key: Any) -> Any:
+        """Whether another lane of the warp has the same ``key`` (int64); ``keys[first:first + 32]`` holds them all."""
+        found = 0
+        for lane in range(WARP):
+            if keys[first + np.uint64(lane)] == key:
+                found += 1
+        return found > 1
 
     @device_function
     def load_pair(array: Any, index: Any) -> Any:
@@ -87,6 +97,11 @@ else:
     def warp_sync() -> None:
         """Order the shared-memory accesses of a warp."""
         cuda.syncwarp()
+
+    @device_function
+    def shares_key(keys: Any, first: Any, key: Any) -> Any:
+        """Whether another lane of the warp has the same ``key`` (int64), going by its low 32 bits."""
+        return cuda.popc(cuda.match_any_sync(_ALL_LANES, np.int32(key & 0xFFFFFFFF))) > 1
 
 
 @device_function

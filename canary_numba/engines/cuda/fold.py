@@ -47,7 +47,9 @@ _EIGHT = np.uint64(8)
 _LANES = np.uint64(WARP)
 
 TILE_WORDS = 32
-"""Widest tile: 256 bytes of each row at once, which scattered rows want."""
+"""Widest tile where folding is all there is to do: 256 bytes of each row at once, which scattered rows want."""
+NARROW_TILE_WORDS = 16
+"""Widest tile beside chain warps: fewer registers, so more warps to fill the slots that a chain leaves."""
 _SHARED_BYTES = 24 << 10
 """Shared memory a block may use for tiles; two and more blocks then fit a multiprocessor at any register count."""
 DIRECT_WORDS = 2
@@ -63,10 +65,11 @@ class SourceShape(NamedTuple):
     page_size: int
     token_size: int
     read_size: int
+    widest: int = TILE_WORDS
 
     @classmethod
-    def of(cls, source: FlatSource) -> SourceShape:
-        """The shape of a flattened source."""
+    def of(cls, source: FlatSource, widest: int = TILE_WORDS) -> SourceShape:
+        """The shape of a flattened source, to be folded in tiles at most ``widest`` words wide."""
         unit = 8 if source.alignment >= 8 else 1
         return cls(
             unit,
@@ -75,6 +78,7 @@ class SourceShape(NamedTuple):
             source.page_size,
             source.token_bytes // unit,
             source.read_bytes // unit,
+            widest,
         )
 
     @property
@@ -82,7 +86,7 @@ class SourceShape(NamedTuple):
         """Words of a row that a tile holds; 0 for layouts that need no tile."""
         if self.unit == 1 or self.read_size <= DIRECT_WORDS:
             return 0
-        width = TILE_WORDS
+        width = self.widest
         while width > self.read_size and width > 4:
             width //= 2
         return width

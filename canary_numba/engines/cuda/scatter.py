@@ -22,8 +22,9 @@ def scatter_req_token_ids_kernel(
     request = np.int64(cuda.blockIdx.x)
     while request < rows.shape[0]:
         row = rows[request]
-        if 0 <= row < pool_rows:
-            begin = offsets[request]
+        begin = offsets[request]
+        # The difference of garbage offsets may wrap around: an empty range must be told by comparing them.
+        if 0 <= row < pool_rows and begin < offsets[request + 1]:
             length = min(offsets[request + 1] - begin, pool_width)
             j = np.int64(cuda.threadIdx.x)
             while j < length:

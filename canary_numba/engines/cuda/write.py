@@ -26,6 +26,7 @@ from canary_numba.engines.cuda.device import (
     multiprocessors,
 )
 from canary_numba.engines.cuda.fold import (
+    NARROW_TILE_WORDS,
     SourceShape,
     block_threads,
     kernel_sources,
@@ -251,14 +252,16 @@ def _arguments(
     buf = context.canary_buf
     device = buf.device
     sources = active_sources(context) if buf.shape[0] > 0 else []
-    shapes = tuple(SourceShape.of(s) for s in sources)
+    shapes = tuple(SourceShape.of(s, NARROW_TILE_WORDS) for s in sources)
     threads = block_threads(shapes)
     kernel = make_write_kernel(shapes, records_are_paired(buf))
-    warps = plan.write_seed_slot_indices.shape[0]
+    # A block a request as far as they go: two chains on one multiprocessor would share its issue slots.
+    requests = plan.write_seed_slot_indices.shape[0]
+    blocks = max(1, min(requests, multiprocessors(device) * 4))
     if sources:
-        # Half of the warps at least fold; a grid of one simulated warp would have none to do it.
-        warps = 2 * max(warps, -(-out_cache_loc.shape[0] // WARP), 1)
-    blocks = max(1, min(-(-warps * WARP // threads), multiprocessors(device) * 768 // threads))
+        # A warp for each chain and for each 32 tokens to fold, as far as they go; two at least, one of each kind.
+        wanted = max(2, requests + -(-out_cache_loc.shape[0] // WARP))
+        blocks = max(blocks, min(-(-wanted * WARP // threads), multiprocessors(device) * 1024 // threads))
     arguments = [
         record_words(buf),
         np.uint64(buf.shape[1] // 8),

@@ -1,0 +1,115 @@
+"""The benchmark's cases: their names, the bytes they claim to move, and that what is built is sound."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from benchmarks import checking
+from benchmarks.build import build
+from benchmarks.cases import CASES, MODES, Case
+
+from canary_numba import launch_canary_verify_kernel
+from canary_numba.prepared import PreparedPlan, PreparedVerify, PreparedWrite
+
+TITLES = [f"{case.work}: {case.name}" for case in CASES]
+
+
+def test_no_two_cases_have_one_name() -> None:
+    assert len(set(TITLES)) == len(TITLES) > 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=TITLES)
+def test_a_case_has_work_to_do(case: Case) -> None:
+    assert case.mode in MODES
+    assert case.bytes_moved > 0
+    assert bool(case.row_bytes) == (case.mode != "none")
+    assert (case.written if case.work == "write" else case.verified) > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        # 4 int64 of plan and 4 of record an entry, and its K/V bytes.
+        (Case(name="", work="verify", requests=3, prefix=10), 3 * 10 * 64),
+        (Case(name="", work="verify", requests=3, prefix=10, row_bytes=(96, 32), mode="all"), 30 * (64 + 128)),
+        (Case(name="", work="verify", requests=3, prefix=10, row_bytes=(96, 32), mode="partial"), 30 * (64 + 32)),
+        (Case(name="", work="verify", requests=3, prefix=10, row_bytes=(96,)), 30 * 64),
+        (Case(name="", work="verify", requests=3, prefix=10, window=4), 3 * 4 * 64),
+        (Case(name="", work="verify", requests=3, prefix=10, window=40), 3 * 10 * 64),
+        # Token, position and slot, 8 bytes each, and the record.
+        (Case(name="", work="write", requests=2, prefix=7, extend=5), 2 * 5 * (24 + 32)),
+        (Case(name="", work="write", requests=2, extend=5, row_bytes=(584,), mode="all"), 10 * (56 + 584)),
+        # An entry's 4 int64 and the table's int32; 6 int64 a request.
+        (Case(name="", work="plan", requests=2, prefix=5, extend=1), 10 * 36 + 2 * 48),
+    ],
+)
+def test_bytes_moved_by_hand(case: Case, expected: int) -> None:
+    assert case.bytes_moved == expected
+
+
+def shrink(case: Case) -> Case:
+    """The same case with up to 3 requests, 9 cached and 5 new tokens, and a window cut in proportion."""
+    return replace(
+        case,
+        requests=min(case.requests, 3),
+        prefix=min(case.prefix, 9),
+        extend=min(case.extend, 5),
+        window=min(case.window, 4),
+    )
+
+
+SMALL = [shrink(case) for case in CASES]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=TITLES)
+def test_a_built_case_is_clean(case: Case) -> None:
+    load = build(case, "cpu")
+    assert int(load.verify_plan.verify_num_valid) == case.verified
+    assert int(load.verify_plan.enable) == 1
+    assert load.write_arguments["out_cache_loc"].shape[0] == case.written
+    assert torch.unique(load.plan_arguments["req_to_token"][1:]).shape[0] == case.tokens, "requests share slots"
+    if case.work != "plan":
+        before = int(load.log.slot_run_counter)
+        launch_canary_verify_kernel(context=load.context, plan=load.verify_plan, check_verify_expected_token=False)
+        assert int(load.log.slot_run_counter) == before + case.verified
+        assert load.log.rows().tolist() == []
+
+
+class TestChecking:
+    """The comparison with the CPU engine, whose other side is here the CPU engine as well."""
+
+    def test_verify_reports_damage_and_mends_it(self) -> None:
+        load = build(next(case for case in SMALL if case.work == "verify"), "cpu")
+        before = load.context.canary_buf.clone()
+        prepared = PreparedVerify(context=load.context, plan=load.verify_plan, check_verify_expected_token=False)
+        assert checking.check_verify(load, prepared) == f"{load.case.verified} rows"
+        assert torch.equal(load.context.canary_buf, before)
+        assert int(load.log.violation_write_index) == 0
+
+    def test_equal(self) -> None:
+        load = build(next(case for case in SMALL if case.work == "write" and case.prefix), "cpu")
+        write = PreparedWrite(context=load.context, plan=load.write_plan, **load.write_arguments)
+        assert checking.check_write(load, write) == "equal"
+        load = build(next(case for case in SMALL if case.work == "plan"), "cpu")
+        for plan in (load.verify_plan, load.write_plan):
+            plan.zero_for_testing_()
+        plan_again = PreparedPlan(**load.plan_arguments)
+        plan_again()
+        assert checking.check_plan(load, plan_again) == "equal"
+
+    def test_an_engine_that_does_nothing_is_found(self) -> None:
+        for work, check in (("verify", checking.check_verify), ("write", checking.check_write)):
+            load = build(next(case for case in SMALL if case.work == work), "cpu")
+            with pytest.raises(AssertionError, match="differs"):
+                check(load, lambda: None)
+        load = build(next(case for case in SMALL if case.work == "plan"), "cpu")
+        load.verify_plan.verify_slot_indices[0] ^= 1
+        with pytest.raises(AssertionError, match="verify_slot_indices differs"):
+            checking.check_plan(load, lambda: None)
