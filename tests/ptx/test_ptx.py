@@ -94,7 +94,8 @@ class TestKernels:
     @kernels
     def test_registers_and_memory(self, name: str) -> None:
         used = resources_of(name)
-        assert 0 < used["registers"] <= 128
+        # 184 leave room for 11 warps on a multiprocessor; measured, more warps with narrower tiles are slower.
+        assert 0 < used["registers"] <= 184
         assert (used["stack"], used["spill_stores"], used["spill_loads"]) == (0, 0, 0)
         assert used["shared"] <= 48 * 1024, "more than a launch gets unless it asks"
 
