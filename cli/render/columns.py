@@ -12,6 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 
+def printable(text: str) -> str:
+    """Show control characters as escapes: names come from the dump, and must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A column: ``keep`` ranks it, the lowest is dropped first; ``wrap`` lets its cells break instead."""
@@ -26,7 +31,7 @@ class Column:
     @property
     def width(self) -> int:
         """Cells it needs to stand uncut; a wrapping one needs its longest word."""
-        texts = [self.header, *self.cells]
+        texts = [self.header, *(printable(cell) for cell in self.cells)]
         if self.wrap:
             texts = [word for text in texts for word in text.split(" ")]
         return max(cell_len(text) for text in texts)
@@ -42,5 +47,5 @@ def fitting_table(columns: Sequence[Column], width: int) -> Table:
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(column.header, justify=justify, no_wrap=not column.wrap, style=column.style)
     for cells in zip(*(column.cells for column in kept), strict=True):
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from canary_cli.render.columns import Column, fitting_table
+from canary_cli.render.columns import Column, fitting_table, printable
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -55,7 +55,7 @@ def _print_dump(console: Console, report: Report, dump: DumpReport, limit: int, 
     corrupt = dump.verdict == "corrupt"
     mark = ("x" if corrupt else "ok") if ascii_only else ("✗" if corrupt else "✓")
     style = "bold red" if corrupt else "bold green"
-    console.print(Text.assemble((f"{mark} {dump.verdict.upper()}", style), f"  {dump.path}"), soft_wrap=True)
+    console.print(Text.assemble((f"{mark} {dump.verdict.upper()}", style), f"  {printable(dump.path)}"), soft_wrap=True)
     console.print(Text(_what_was_checked(dump)))
     if not corrupt:
         for skip in _skipped_lines(dump):
@@ -98,7 +98,7 @@ def _facts(report: Report, dump: DumpReport) -> Table:
     facts["checked by"] = f"{engine} (no GPU: {note})" if note else engine
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
-        grid.add_row(Text(name, style="cyan"), Text(value))
+        grid.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
     return grid
 
 
