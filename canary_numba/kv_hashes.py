@@ -81,7 +81,7 @@ def hash_slots(
     width = bytes_per_slot(half, mode)
     step = max(1, CHUNK_BYTES // max(width, 1))
     by_slot = torch.zeros(half.num_slots, dtype=torch.int64, device=device)
-    for chunk in slots.split(step):
+    for chunk in torch.split(slots, step):
         hashes = torch.zeros(chunk.shape[0], dtype=torch.int64, device=device)
         for source in half.sources:
             if device.type == "cuda":

@@ -11,6 +11,7 @@ from canary_numba.check import CheckResult, TagCheck
 from canary_numba.check_plans import entries_per_request
 from canary_numba.dump.model import Dump, Group
 from canary_numba.layout import (
+    SLOT_OUT_OF_RANGE,
     VIOLATION_FIELD_EXPECTED_AUX,
     VIOLATION_FIELD_EXPECTED_TOKEN,
     VIOLATION_FIELD_FAIL_REASON_BITS,
@@ -115,6 +116,8 @@ def decode_violations(dump: Dump, result: CheckResult) -> tuple[Violation, ...]:
         if by_requests is not None:
             count = int(by_requests.plan.verify_num_valid)
             owners = _owners(dump, group, by_requests.plan.verify_slot_indices[:count], check.rows[:, 1])
+            # Not a slot: requests whose tables lead outside have nothing in common.
+            owners.pop(SLOT_OUT_OF_RANGE, None)
         names: list[str | None]
         if check.tag.stage == "SWEEP":
             names = [owners.get(slot, (None,))[0] for slot in check.rows[:, 1].tolist()]
@@ -134,7 +137,7 @@ def decode_violations(dump: Dump, result: CheckResult) -> tuple[Violation, ...]:
                     fail_reason_bits=bare.fail_reason_bits,
                     request=name,
                     table_position=place,
-                    requests=owners.get(bare.slot, ()),
+                    requests=owners.get(bare.slot, () if name is None else (name,)),
                 )
             )
     return tuple(sorted(violations, key=lambda violation: violation.order))

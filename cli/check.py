@@ -48,11 +48,13 @@ def check(
 
     Exit code: 0 all clean, 1 any corrupt, 2 any unreadable.
     """
-    from canary_cli.output import deliver
+    from canary_cli.output import deliver, refuse_existing
     from canary_cli.render import json, table
+    from canary_cli.render.columns import printable
 
     from canary_numba.report import Report
 
+    refuse_existing(output, force=force)
     reports: list[DumpReport] = []
     tool: dict[str, str] = {}
     unreadable = 0
@@ -66,7 +68,7 @@ def check(
     report = Report(tool=tool, dumps=tuple(reports))
     if reports:
         if quiet:
-            text = "".join(f"{dump.verdict.upper()} {dump.path}\n" for dump in reports)
+            text = "".join(f"{dump.verdict.upper()} {printable(dump.path)}\n" for dump in reports)
         elif form == "json":
             text = json.render(report, max_violations)
         else:

@@ -51,10 +51,6 @@ def run(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted")
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.CLEAN
     except (CanaryError, OSError) as error:
         _complain(str(error))
         return exit_codes.USAGE

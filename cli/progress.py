@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
 from rich.console import Console
@@ -29,7 +30,8 @@ class HashingProgress:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            # Not console.is_terminal, which FORCE_COLOR makes true of a pipe.
+            disable=not sys.stderr.isatty(),
         )
         self._task: TaskID | None = None
 

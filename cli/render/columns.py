@@ -19,13 +19,17 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column: ``keep`` ranks it, the lowest is dropped first; ``wrap`` lets its cells break instead."""
+    """A column: ``keep`` ranks it, the lowest is dropped first; ``wrap`` lets its cells break instead.
+
+    ``fold``: cells wider than this may break anywhere; for names, which a dump makes as long as it likes.
+    """
 
     header: str
     cells: Sequence[str]
     keep: int
     right: bool = False
     wrap: bool = False
+    fold: int | None = None
     style: str = ""
 
     @property
@@ -34,7 +38,8 @@ class Column:
         texts = [self.header, *(printable(cell) for cell in self.cells)]
         if self.wrap:
             texts = [word for text in texts for word in text.split(" ")]
-        return max(cell_len(text) for text in texts)
+        widest = max(cell_len(text) for text in texts)
+        return widest if self.fold is None else min(widest, self.fold)
 
 
 def fitting_table(columns: Sequence[Column], width: int) -> Table:
@@ -45,7 +50,13 @@ def fitting_table(columns: Sequence[Column], width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     for column in kept:
         justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(column.header, justify=justify, no_wrap=not column.wrap, style=column.style)
+        table.add_column(
+            column.header,
+            justify=justify,
+            no_wrap=not column.wrap and column.fold is None,
+            overflow="ellipsis" if column.fold is None else "fold",
+            style=column.style,
+        )
     for cells in zip(*(column.cells for column in kept), strict=True):
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table

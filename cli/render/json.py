@@ -10,5 +10,8 @@ if TYPE_CHECKING:
 
 
 def render(report: Report, max_violations: int) -> str:
-    """Render the report as one indented JSON object, at most ``max_violations`` violations a dump (0 = all)."""
-    return json.dumps(report.to_dict(max_violations), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Render the report as one indented JSON object, at most ``max_violations`` violations a dump (0 = all).
+
+    In ASCII, so that it is JSON whatever the encoding of stdout.
+    """
+    return json.dumps(report.to_dict(max_violations), indent=1, allow_nan=False) + "\n"

@@ -48,7 +48,8 @@ def render(report: Report, max_violations: int, *, color: bool | None, width: in
             console.print()
         _print_dump(console, report, dump, max_violations, ascii_only)
     assert isinstance(console.file, io.StringIO)
-    return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
+    text = "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
+    return text.replace("─", "-") if ascii_only else text
 
 
 def _print_dump(console: Console, report: Report, dump: DumpReport, limit: int, ascii_only: bool) -> None:
@@ -58,6 +59,8 @@ def _print_dump(console: Console, report: Report, dump: DumpReport, limit: int, 
     console.print(Text.assemble((f"{mark} {dump.verdict.upper()}", style), f"  {printable(dump.path)}"), soft_wrap=True)
     console.print(Text(_what_was_checked(dump)))
     if not corrupt:
+        if dump.live.total:
+            console.print(Text(_live(dump)))
         for skip in _skipped_lines(dump):
             console.print(Text(skip, style="dim"))
         return
@@ -139,7 +142,7 @@ def _violations(violations: Sequence[Violation], width: int) -> Table:
     return fitting_table(
         [
             Column(header="buffer", cells=[v.tag for v in violations], keep=9),
-            Column(header="request", cells=[owner(v) for v in violations], keep=9),
+            Column(header="request", cells=[owner(v) for v in violations], keep=9, fold=20),
             Column(header="pos", cells=[_place(v) for v in violations], keep=9, right=True),
             Column(header="slot", cells=[str(v.slot) for v in violations], keep=9, right=True),
             Column(header="differs", cells=[differs(v) for v in violations], keep=8, wrap=True, style="red"),
