@@ -16,8 +16,7 @@ import torch
 from canary_numba.check_plans import plan_radix, plan_requests
 from canary_numba.context import ViolationAggregate, ViolationLog
 from canary_numba.dump.model import Dump, Group, Half
-from canary_numba.engines import ENGINES, simulator_enabled
-from canary_numba.errors import ArgumentError, EngineUnavailableError
+from canary_numba.engine_choice import EngineChoice, choose_engine
 from canary_numba.kv_hashes import bytes_per_slot, hash_slots
 from canary_numba.launch import launch_canary_verify_kernel
 from canary_numba.layout import CANARY_FIELD_REAL_KV_HASH, REASON_NAMES, CanaryLaunchTag, RealKvHashMode
@@ -45,16 +44,6 @@ class _Silent:
 
     def advance(self, done_bytes: int) -> None:
         """Ignore it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
-    """The engine that runs, on which device, and, where CUDA was wanted and could not be had, why."""
-
-    name: str
-    device: torch.device
-    description: str
-    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,45 +86,6 @@ class CheckResult:
     def num_violations(self) -> int:
         """Violation rows of all buffers."""
         return sum(check.rows.shape[0] for check in self.checks)
-
-
-def choose_engine(engine: str) -> EngineChoice:
-    """Decide where a dump is checked: ``auto`` takes CUDA where it works, else the CPU, and says why.
-
-    Raises
-    ------
-    ArgumentError
-        No such engine.
-    EngineUnavailableError
-        ``cuda`` or ``simulator`` was asked for and cannot run.
-    """
-    if engine not in ENGINES:
-        raise ArgumentError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
-    cpu = torch.device("cpu")
-    if engine == "simulator" and not simulator_enabled():
-        raise EngineUnavailableError("engine simulator: start the process with NUMBA_ENABLE_CUDASIM=1")
-    if engine in ("cpu", "reference", "simulator"):
-        return EngineChoice(name=engine, device=cpu, description="CPU")
-    reason = _why_no_cuda()
-    if reason is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-        return EngineChoice(name="cuda", device=device, description=torch.cuda.get_device_name(device))
-    if engine == "cuda":
-        raise EngineUnavailableError(f"engine cuda: {reason}. Use --engine cpu")
-    return EngineChoice(name="cpu", device=cpu, description="CPU", note=reason)
-
-
-def _why_no_cuda() -> str | None:
-    # Importing numba.cuda takes most of a second: not where torch already knows that there is no GPU.
-    if not torch.cuda.is_available():
-        if torch.version.cuda is None:
-            return f"torch {torch.__version__} is a CPU build"
-        return "torch finds no NVIDIA driver or no GPU"
-    try:
-        from canary_numba.engines.cuda.device import why_unavailable
-    except ImportError as error:
-        return f"numba-cuda is not installed ({error}): pip install canary-numba[cu13] or [cu12]"
-    return why_unavailable()
 
 
 def check_dump(

@@ -26,9 +26,9 @@ from canary_numba.engines.cuda.device import (
     open_step,
     shares_key,
     slot_hash,
-    store_pair,
     warp_sync,
 )
+from canary_numba.engines.cuda.records import make_read_record, make_store_link
 from canary_numba.engines.cuda.ring import append_row
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
@@ -46,43 +46,6 @@ _FOUR = np.uint64(4)
 _LANES = np.uint64(WARP)
 _UNROLL = 8
 _UNROLLED = np.uint64(_UNROLL)
-
-
-@lru_cache(maxsize=8)
-def make_read_record(paired: bool) -> Any:
-    """Build the device function that reads a record: (token, position, prev hash, real-KV hash), all uint64.
-
-    ``paired``: the buffer's address and stride are multiples of 16, so two accesses do.
-    """
-
-    @device_function
-    def read_record(records: Any, at: Any) -> Any:
-        if paired:
-            token, position = load_pair(records, at)
-            prev_hash, real_hash = load_pair(records, at + _TWO)
-            return token, position, prev_hash, real_hash
-        return records[at], records[at + _ONE], records[at + _TWO], records[at + _THREE]
-
-    return read_record
-
-
-def _make_store_link(paired: bool, keep_real_hash: bool) -> Any:
-    @device_function
-    def store_link(records: Any, at: Any, token: Any, position: Any, prev_hash: Any) -> None:
-        if paired:
-            store_pair(records, at, token, position)
-        else:
-            records[at] = token
-            records[at + _ONE] = position
-        if keep_real_hash:
-            records[at + _TWO] = prev_hash
-        elif paired:
-            store_pair(records, at + _TWO, prev_hash, _ZERO)
-        else:
-            records[at + _TWO] = prev_hash
-            records[at + _THREE] = _ZERO
-
-    return store_link
 
 
 def _make_walk_plain(store_link: Any) -> Any:
@@ -228,7 +191,7 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
         ends with, and whether it must be taken) are the block's shared memory.
     """
     read_record = make_read_record(paired)
-    store_link = _make_store_link(paired, keep_real_hash)
+    store_link = make_store_link(paired, keep_real_hash)
     walk_plain = _make_walk_plain(store_link)
     walk_careful = _make_walk_careful(store_link)
 

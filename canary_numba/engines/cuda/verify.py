@@ -15,7 +15,6 @@ import torch
 from numba import int64, uint64
 
 from canary_numba.context import AGGREGATE_NEVER_WRITTEN, ViolationAggregate
-from canary_numba.engines.cuda.chain import make_read_record
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
@@ -31,6 +30,7 @@ from canary_numba.engines.cuda.fold import (
     warp_tile_words,
 )
 from canary_numba.engines.cuda.launcher import PreparedLaunch
+from canary_numba.engines.cuda.records import make_read_record, record_words, records_are_paired
 from canary_numba.engines.cuda.ring import append_row, table_of
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
@@ -50,11 +50,6 @@ FLAG_HASH_BY_SLOT = 4
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _LANES = np.uint64(WARP)
-
-
-def records_are_paired(canary_buf: torch.Tensor) -> bool:
-    """Whether every record of the buffer starts at a multiple of 16 bytes."""
-    return canary_buf.data_ptr() % 16 == 0 and canary_buf.shape[1] % 16 == 0
 
 
 @lru_cache(maxsize=256)
@@ -190,11 +185,6 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
             group += step
 
     return canary_verify_kernel
-
-
-def record_words(canary_buf: torch.Tensor) -> torch.Tensor:
-    """The buffer as flat uint64 words, sharing its memory."""
-    return canary_buf.view(torch.uint64).view(-1)
 
 
 def _arguments(

@@ -34,8 +34,8 @@ from canary_numba.engines.cuda.fold import (
     warp_tile_words,
 )
 from canary_numba.engines.cuda.launcher import PreparedLaunch
+from canary_numba.engines.cuda.records import record_words, records_are_paired
 from canary_numba.engines.cuda.ring import table_of
-from canary_numba.engines.cuda.verify import record_words, records_are_paired
 from canary_numba.sources import active_sources
 
 FLAG_ASSERT_INPUT = 1
