@@ -7,7 +7,7 @@ bits past 2**53.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -16,46 +16,11 @@ import torch
 import canary_numba
 from canary_numba.check import CheckResult, Skipped
 from canary_numba.dump.model import Dump
+from canary_numba.findings import CORRUPT, Finding
 from canary_numba.violations import Violation, decode_violations, live_violations
 
 SCHEMA_VERSION = 1
 CLEAN = "clean"
-CORRUPT = "corrupt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One named fault: who is affected, where, how sure, why, and what to do next.
-
-    ``severity``: ``corrupt`` (data is damaged) or ``latent`` (not yet). ``confidence``: ``certain``, ``likely`` or
-    ``possible``. ``positions``: by request. ``details``: further facts by name.
-    """
-
-    fault: str
-    severity: str
-    confidence: str
-    summary: str
-    requests: tuple[str, ...] = ()
-    positions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    slots: tuple[int, ...] = ()
-    evidence: tuple[str, ...] = ()
-    next_steps: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
-        return {
-            "fault": self.fault,
-            "severity": self.severity,
-            "confidence": self.confidence,
-            "requests": list(self.requests),
-            "positions": {name: list(places) for name, places in self.positions.items()},
-            "slots": list(self.slots),
-            "summary": self.summary,
-            "evidence": list(self.evidence),
-            "next_steps": list(self.next_steps),
-            "details": dict(self.details),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

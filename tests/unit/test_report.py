@@ -13,7 +13,8 @@ from canary_cli.render import json as json_renderer
 
 from canary_numba.check import check_dump
 from canary_numba.dump import Dump, load_dump
-from canary_numba.report import DumpReport, Finding, Report, build_dump_report, hex64, tool_of, verdict_of
+from canary_numba.findings import Finding
+from canary_numba.report import DumpReport, Report, build_dump_report, hex64, tool_of, verdict_of
 
 DUMPS = Path(__file__).parents[2] / "examples" / "dumps"
 TOOL = {"canary_numba", "numba", "torch", "engine", "device"}
