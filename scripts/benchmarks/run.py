@@ -15,10 +15,14 @@ import torch
 from benchmarks.build import Workload, build
 from benchmarks.cases import CASES, Case
 from benchmarks.checking import check_plan, check_verify, check_write
+from benchmarks.cli import bench_cli
+from benchmarks.cpu import bench_cpu
+from benchmarks.peer import Peers, find_peers
 from benchmarks.timing import Ceilings, measure_ceilings, time_device, time_host
 from canary_numba.prepared import PreparedPlan, PreparedVerify, PreparedWrite
 
 _CHECKS = {"verify": check_verify, "write": check_write, "plan": check_plan}
+WORKS = (*_CHECKS, "cpu", "cli")
 
 
 def _prepare(load: Workload) -> Any:
@@ -44,7 +48,19 @@ def _counted_bytes(case: Case) -> int:
     return case.bytes_moved
 
 
-def run_case(case: Case, ceilings: Ceilings, check: bool) -> dict[str, Any]:
+def _bare_rows_us(load: Workload) -> float | None:
+    """What reading the case's rows takes with nothing else done; None for odd rows and pages."""
+    from benchmarks.probes import gather_rows
+
+    case = load.case
+    if case.work != "verify" or case.mode != "all" or case.page_size != 1 or any(b % 16 for b in case.row_bytes):
+        return None
+    (source,) = load.context.real_kv_sources
+    slots = load.verify_plan.verify_slot_indices
+    return time_device(lambda: gather_rows(source.tensor, slots, case.row_bytes[0])).median_us
+
+
+def run_case(case: Case, ceilings: Ceilings, check: bool, peers: Peers) -> dict[str, Any]:
     """Time one case; ``check`` compares its outputs with the CPU engine's first."""
     load = build(case, "cuda")
     start = time.perf_counter()
@@ -55,6 +71,8 @@ def run_case(case: Case, ceilings: Ceilings, check: bool) -> dict[str, Any]:
     checked = _CHECKS[case.work](load, prepared) if check else None
     device = time_device(prepared)
     host = time_host(prepared)
+    peer = peers.prepare(load)
+    sglang_us = time_device(peer).median_us if peer else case.sglang_us
     name, ceiling = _ceiling(case, ceilings)
     rate = _counted_bytes(case) / device.median_us * 1e6
     return {
@@ -67,7 +85,9 @@ def run_case(case: Case, ceilings: Ceilings, check: bool) -> dict[str, Any]:
         "host_us": host.median_us,
         "ceiling": name,
         "share_of_ceiling": rate / ceiling,
-        "sglang_us": case.sglang_us,
+        "bare_rows_us": _bare_rows_us(load),
+        "sglang_us": sglang_us,
+        "sglang_measured_here": peer is not None,
         "target": case.target,
         "compile_s": compile_s,
         "checked": checked,
@@ -76,43 +96,82 @@ def run_case(case: Case, ceilings: Ceilings, check: bool) -> dict[str, Any]:
 
 def _line(row: dict[str, Any]) -> str:
     ratio = f"{row['sglang_us'] / row['median_us']:6.1f}x" if row["sglang_us"] else "      -"
+    rows = f"{row['bare_rows_us']:7.1f}" if row["bare_rows_us"] else "      -"
     return (
         f"{row['work']:6} {row['case']:42} {row['bytes'] / 1e6:9.1f} {row['median_us']:9.1f} "
-        f"{row['low_us']:8.1f}-{row['high_us']:<8.1f} {100 * row['share_of_ceiling']:5.1f}% {row['ceiling']:6} "
+        f"{row['low_us']:8.1f}-{row['high_us']:<8.1f} {100 * row['share_of_ceiling']:5.1f}% {row['ceiling']:6} {rows} "
         f"{row['host_us']:6.1f} {ratio} {row['compile_s']:5.1f} {row['checked'] or '':8} {row['target']}"
     )
 
 
-@click.command()
-@click.option("--work", type=click.Choice(["verify", "write", "plan"]), help="Only this kind of work.")
-@click.option("--case", "pattern", default="", help="Only cases whose name contains this.")
-@click.option("--no-check", is_flag=True, help="Skip the comparison with the CPU engine.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the figures to this file.")
-def main(work: str | None, pattern: str, no_check: bool, json_path: str | None) -> None:
-    """Time the kernels on this machine's GPU."""
-    if not torch.cuda.is_available():
-        raise click.ClickException("the benchmark needs an NVIDIA GPU")
-    ceilings = measure_ceilings()
-    device = torch.cuda.get_device_name()
-    versions = f"torch {torch.__version__}, numba {numba.__version__}, Python {platform.python_version()}"
-    click.echo(f"{device}; {versions}; {time.strftime('%Y-%m-%d')}")
+def _print_cpu() -> list[dict[str, Any]]:
+    click.echo(f"{'CPU engine, us a token':28} {'reference':>10} {'1 thread':>9} {'all':>9} {'ratio':>8}")
+    rows = []
+    for row in bench_cpu():
+        ratio = row.reference_us / row.all_threads_us
+        click.echo(
+            f"{row.work:6} {row.mode:21} {row.reference_us:10.1f} {row.one_thread_us:9.4f} "
+            f"{row.all_threads_us:9.4f} {ratio:7,.0f}x"
+        )
+        rows.append(asdict(row))
+    return rows
+
+
+def _print_cli() -> dict[str, float]:
+    medians = bench_cli()
+    for name, seconds in medians.items():
+        click.echo(f"{name:28} {seconds:6.2f} s")
+    return medians
+
+
+def _print_gpu(works: set[str], pattern: str, check: bool) -> dict[str, Any]:
+    ceilings, peers = measure_ceilings(), find_peers()
     click.echo(
         f"ceilings: read {ceilings.read / 1e12:.2f} TB/s, copy {ceilings.copy / 1e12:.2f} TB/s, "
         f"gather {ceilings.gather / 1e12:.2f} TB/s (32-byte sectors and their index)"
     )
+    click.echo(f"SGLang's kernels: {peers.missing or 'measured here'}; otherwise figures of a run elsewhere")
     click.echo(
-        f"{'work':6} {'case':42} {'MB':>9} {'median us':>9} {'10 to 90 %':>17} {'of ceiling':>13} {'host us':>7}"
+        f"{'work':6} {'case':42} {'MB':>9} {'median us':>9} {'10 to 90 %':>17} {'of ceiling':>13} {'bare us':>7} "
+        f"{'host us':>6} {'SGLang':>7} {'compile':>5}"
     )
     rows = []
     for case in CASES:
-        if (work and case.work != work) or pattern not in case.name:
+        if case.work not in works or pattern not in case.name:
             continue
-        rows.append(run_case(case, ceilings, not no_check))
+        rows.append(run_case(case, ceilings, check, peers))
         click.echo(_line(rows[-1]))
         torch.cuda.empty_cache()
+    return {"ceilings": asdict(ceilings), "rows": rows}
+
+
+@click.command()
+@click.option("--work", type=click.Choice(WORKS), multiple=True, help="Only these kinds of work; may be repeated.")
+@click.option("--case", "pattern", default="", help="Only GPU cases whose name contains this.")
+@click.option("--no-check", is_flag=True, help="Skip the comparison with the CPU engine.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the figures to this file.")
+def main(work: tuple[str, ...], pattern: str, no_check: bool, json_path: str | None) -> None:
+    """Time the kernels on this machine's GPU, the CPU engine (--work cpu) and the command line (--work cli).
+
+    Without --work: everything, without a GPU the last two. "bare us" is what reading the same rows takes alone.
+    """
+    gpu = torch.cuda.is_available()
+    chosen = set(work or (WORKS if gpu else ("cpu", "cli")))
+    if not gpu and chosen & set(_CHECKS):
+        raise click.ClickException("timing kernels needs an NVIDIA GPU")
+    device = torch.cuda.get_device_name() if gpu else f"{platform.machine()}, {numba.get_num_threads()} threads"
+    versions = f"torch {torch.__version__}, numba {numba.__version__}, Python {platform.python_version()}"
+    click.echo(f"{device}; {versions}; {time.strftime('%Y-%m-%d')}")
+    figures: dict[str, Any] = {"device": device, "versions": versions}
+    if chosen & set(_CHECKS):
+        figures |= _print_gpu(chosen, pattern, not no_check)
+    if "cpu" in chosen:
+        figures["cpu"] = _print_cpu()
+    if "cli" in chosen:
+        figures["cli"] = _print_cli()
     if json_path:
         with open(json_path, "w") as file:
-            json.dump({"device": device, "versions": versions, "ceilings": asdict(ceilings), "rows": rows}, file)
+            json.dump(figures, file)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,28 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import pytest
 import torch
+
+import canary_numba
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from benchmarks import checking
 from benchmarks.build import build
 from benchmarks.cases import CASES, MODES, Case
+from benchmarks.cpu import bench_cpu
+from benchmarks.peer import Peers, find_peers
 
 from canary_numba import launch_canary_verify_kernel
 from canary_numba.prepared import PreparedPlan, PreparedVerify, PreparedWrite
 
+LAUNCHERS = {
+    "verify": "launch_canary_verify_kernel",
+    "write": "launch_canary_write_kernel",
+    "plan": "launch_canary_plan_kernels",
+}
 TITLES = [f"{case.work}: {case.name}" for case in CASES]
 
 
@@ -113,3 +123,31 @@ class TestChecking:
         load.verify_plan.verify_slot_indices[0] ^= 1
         with pytest.raises(AssertionError, match="verify_slot_indices differs"):
             checking.check_plan(load, lambda: None)
+
+
+def test_without_sglang_its_kernels_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    peers = find_peers()
+    assert peers.launchers == {}
+    assert peers.missing.startswith("not importable")
+
+
+@pytest.mark.parametrize("work", ["verify", "write", "plan"])
+def test_peers_are_called_as_sglang_wants_it(work: str) -> None:
+    case = Case(name="small", work=work, requests=2, prefix=3, extend=2)
+    load = build(case, "cpu")
+    calls: list[dict[str, object]] = []
+    launch = Peers({work: lambda **arguments: calls.append(arguments)}).prepare(load)
+    assert launch is not None
+    launch()
+    # The very arguments that this project's launchers take: both have the same signature.
+    getattr(canary_numba, LAUNCHERS[work])(**calls[0])
+    assert Peers({}).prepare(load) is None
+
+
+def test_the_cpu_engine_is_timed_in_every_mode() -> None:
+    threads = numba.get_num_threads()
+    rows = list(bench_cpu(requests=4, length=64))
+    assert [(row.work, row.mode) for row in rows] == [(work, mode) for work in ("verify", "write") for mode in MODES]
+    assert all(min(row.reference_us, row.one_thread_us, row.all_threads_us) > 0 for row in rows)
+    assert numba.get_num_threads() == threads, "the number of threads is put back"

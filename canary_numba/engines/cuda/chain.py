@@ -58,6 +58,7 @@ def _make_walk_plain(store_link: Any) -> Any:
     def walk_plain(
         records: Any,
         stride: Any,
+        staged: Any,
         staged_shifts: Any,
         first: Any,
         count: Any,
@@ -68,22 +69,24 @@ def _make_walk_plain(store_link: Any) -> Any:
         h: Any,
     ) -> Any:
         y = open_state(h)
-        mine = y
+        leads = lane == _ZERO
         k = _ZERO
         while k + _UNROLLED <= count:
             for i in range(_UNROLL):
-                if lane == k + np.uint64(i):
-                    mine = y
-                y = step(staged_shifts, first + k + np.uint64(i), y)
+                at = first + k + np.uint64(i)
+                if leads:
+                    staged[_TWO * at] = y
+                y = step(staged_shifts, at, y)
             k += _UNROLLED
         while k < count:
-            if lane == k:
-                mine = y
+            if leads:
+                staged[_TWO * (first + k)] = y
             y = step(staged_shifts, first + k, y)
             k += _ONE
+        warp_sync()
         if lane < count:
-            at = np.uint64(slot) * stride
-            store_link(records, at, np.uint64(token), np.uint64(position), close_state(mine))
+            before = close_state(staged[_TWO * (first + lane)])
+            store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), before)
         return close_state(y)
 
     return walk_plain
@@ -281,7 +284,9 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
                     state[_FOUR * warp + _TWO] = _ONE
             warp_sync()
             if state[_FOUR * warp + _TWO] == _ZERO:
-                h = walk_plain(records, stride, staged_shifts, first, np.uint64(count), lane, slot, token, position, h)
+                h = walk_plain(
+                    records, stride, staged, staged_shifts, first, np.uint64(count), lane, slot, token, position, h
+                )
                 last_position = np.int64(staged[_TWO * (first + np.uint64(count)) - _ONE])
             else:
                 if lane == _ZERO:

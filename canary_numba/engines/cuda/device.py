@@ -29,6 +29,10 @@ device_function = cuda.jit(device=True) if SIMULATED else cuda.jit(device=True, 
 
 if SIMULATED:
 
+    def cuda_kernel(*, threads: int | None = None, carveout: int | None = None) -> Any:
+        """Decorator of kernels that must share a multiprocessor's resources on purpose; nothing to the simulator."""
+        return cuda.jit
+
     @device_function
     def warp_sync() -> None:
         """Order the shared-memory accesses of a warp."""
@@ -58,6 +62,15 @@ else:
     from numba.cuda.extending import intrinsic
 
     _I64X2 = ir.VectorType(ir.IntType(64), 2)
+
+    def cuda_kernel(*, threads: int | None = None, carveout: int | None = None) -> Any:
+        """Decorator of kernels that must share a multiprocessor's resources on purpose.
+
+        ``threads``: a block never has more, so the compiler may use more registers. ``carveout``: percent of L1 and
+        shared memory together that is shared memory; what a block does not get limits the blocks at work, and the rest
+        is L1.
+        """
+        return cuda.jit(launch_bounds=threads, shared_memory_carveout=carveout)
 
     def _pair_pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
         data = context.make_array(array_type)(context, builder, value=array).data

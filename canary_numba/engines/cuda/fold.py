@@ -52,6 +52,9 @@ NARROW_TILE_WORDS = 16
 """Widest tile beside chain warps: fewer registers, so more warps to fill the slots that a chain leaves."""
 _SHARED_BYTES = 24 << 10
 """Shared memory a block may use for tiles; two and more blocks then fit a multiprocessor at any register count."""
+FOLD_CARVEOUT = 58
+"""Percent of shared memory where folding is all there is to do. Loads in flight wait in L1, 8 KiB a tile: with
+more shared memory more warps run, and each is slower (1 KiB rows on an H200: 324 us at 86 percent, 275 at 58)."""
 DIRECT_WORDS = 2
 """Up to this many words a lane reads its row itself: one access, so there is nothing to coalesce."""
 
@@ -192,18 +195,20 @@ def _tile_fold(shape: SourceShape, tile_words: int) -> Callable[..., Any]:
     step = np.uint64(per_load)
 
     @device_function
-    def load_tile(data: Any, pointers: Any, offset: Any, held: Any) -> None:
+    def load_tile(data: Any, rows: Any, row: Any, offset: Any, held: Any) -> None:
+        # Row starts are read from shared memory each time: kept in registers they cost a third of the warps.
         for i in range(loads):
+            place = rows[row + np.uint64(i) * rows_per_load] + offset
             if pairs:
-                held[2 * i], held[2 * i + 1] = load_pair(data, pointers[i] + offset)
+                held[2 * i], held[2 * i + 1] = load_pair(data, place)
             else:
-                held[i] = data[pointers[i] + offset]
+                held[i] = data[place]
 
     @device_function
-    def load_rest(data: Any, pointers: Any, offset: Any, column: Any, held: Any) -> None:
+    def load_rest(data: Any, rows: Any, row: Any, offset: Any, column: Any, held: Any) -> None:
         # Past the end of the row lies the next slot, or, for the last slot, nothing at all.
         if column < rest_words:
-            load_tile(data, pointers, offset, held)
+            load_tile(data, rows, row, offset, held)
 
     @device_function
     def store_tile(tile: Any, at: Any, held: Any) -> None:
@@ -216,22 +221,20 @@ def _tile_fold(shape: SourceShape, tile_words: int) -> Callable[..., Any]:
 
     @device_function
     def fold_tile(data: Any, slot: Any, tile: Any, rows: Any, warp: Any, lane: Any) -> Any:
-        pointers = cuda.local.array(loads, uint64)
         held = cuda.local.array(registers, uint64)
         column = (lane % lanes_per_row) * step
         first_row = lane // lanes_per_row
         rows[warp * _LANES + lane] = start_of(slot)
         warp_sync()
-        for i in range(loads):
-            pointers[i] = rows[warp * _LANES + first_row + np.uint64(i) * rows_per_load] + column
+        row = warp * _LANES + first_row
         store_at = warp * warp_words + first_row * pitch + column
         fold_at = warp * warp_words + lane * pitch
         acc = _ZERO
-        offset = _ZERO
+        offset = column
         if full_tiles > _ZERO:
-            load_tile(data, pointers, offset, held)
+            load_tile(data, rows, row, offset, held)
         else:
-            load_rest(data, pointers, offset, column, held)
+            load_rest(data, rows, row, offset, column, held)
         done = _ZERO
         while done < full_tiles:
             store_tile(tile, store_at, held)
@@ -239,9 +242,11 @@ def _tile_fold(shape: SourceShape, tile_words: int) -> Callable[..., Any]:
             done += _ONE
             offset += tile_step
             if done < full_tiles:
-                load_tile(data, pointers, offset, held)
+                load_tile(data, rows, row, offset, held)
             elif rest > 0:
-                load_rest(data, pointers, offset, column, held)
+                load_rest(data, rows, row, offset, column, held)
+            # Keeps the compiler from moving the loads behind the fold, where nothing would hide their latency.
+            warp_sync()
             if pairs:
                 for k in range(width // 2):
                     first, second = load_pair(tile, fold_at + np.uint64(2 * k))

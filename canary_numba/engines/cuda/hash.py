@@ -15,9 +15,11 @@ from numba import uint64
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
+    cuda_kernel,
     multiprocessors,
 )
 from canary_numba.engines.cuda.fold import (
+    FOLD_CARVEOUT,
     SourceShape,
     block_threads,
     kernel_sources,
@@ -38,7 +40,7 @@ def make_hash_kernel(shapes: tuple[SourceShape, ...]) -> Any:
     threads = block_threads(shapes)
     tile_words = max(1, threads // WARP * warp_tile_words(shapes))
 
-    @cuda.jit
+    @cuda_kernel(carveout=FOLD_CARVEOUT if warp_tile_words(shapes) else None)
     def real_kv_hash_kernel(
         slots: Any, hashes: Any, num_slots: Any, src0: Any, src1: Any, src2: Any, src3: Any
     ) -> None:

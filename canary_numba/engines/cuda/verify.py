@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import int64, uint64
+from numba import uint64
 
 from canary_numba.context import AGGREGATE_NEVER_WRITTEN, ViolationAggregate
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
+    cuda_kernel,
     multiprocessors,
     slot_hash,
     warp_sync,
 )
 from canary_numba.engines.cuda.fold import (
+    FOLD_CARVEOUT,
     SourceShape,
     block_threads,
     kernel_sources,
@@ -49,6 +51,8 @@ FLAG_HASH_BY_SLOT = 4
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
+_TWO = np.uint64(2)
+_THREE = np.uint64(3)
 _LANES = np.uint64(WARP)
 
 
@@ -59,9 +63,10 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     read_record = make_read_record(paired)
     has_sources = len(shapes) > 0
     threads = block_threads(shapes)
-    tile_words = max(1, threads // WARP * warp_tile_words(shapes))
+    warp_words = max(warp_tile_words(shapes), 4 * WARP)
+    tile_words = threads // WARP * warp_words
 
-    @cuda.jit
+    @cuda_kernel(carveout=FOLD_CARVEOUT if warp_tile_words(shapes) else None)
     def canary_verify_kernel(
         records: Any,
         stride: Any,
@@ -87,14 +92,12 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     ) -> None:
         tile = cuda.shared.array(tile_words, uint64)
         rows = cuda.shared.array(threads, uint64)
-        near_slot = cuda.shared.array(threads, int64)
-        near_token = cuda.shared.array(threads, uint64)
-        near_position = cuda.shared.array(threads, uint64)
-        near_hash = cuda.shared.array(threads, uint64)
 
         thread = np.uint64(cuda.threadIdx.x)
         lane = thread % _LANES
         warp = thread // _LANES
+        # Records are handed over where the warp's tile was, which is free once it is folded.
+        near = warp * np.uint64(warp_words) + lane
         first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         active = np.int64(0)
         if enable[0] != 0:
@@ -109,28 +112,30 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         while group < active:
             entry = group + np.int64(lane)
             slot = np.int64(0)
-            prev = np.int64(0)
             if entry < active:
                 slot = plan_slots[entry]
-                prev = plan_prevs[entry]
             inside = 0 <= slot < num_slots
-            token = _ZERO
-            position = _ZERO
-            stored_hash = _ZERO
-            stored_real = _ZERO
-            if inside and slot != 0:
-                token, position, stored_hash, stored_real = read_record(records, np.uint64(slot) * stride)
-            near_slot[thread] = slot
-            near_token[thread] = token
-            near_position[thread] = position
-            near_hash[thread] = stored_hash
-
             real_hash = _ZERO
             if has_sources:
                 safe = np.uint64(slot) if inside else _ZERO
                 real_hash = real_kv_fold(real_hash, src0, src1, src2, src3, safe, tile, rows, warp, lane)
             elif (flags & FLAG_HASH_BY_SLOT) != 0 and inside:
                 real_hash = np.uint64(slot_hashes[slot])
+
+            # Read after the fold, whose registers they would take away.
+            prev = np.int64(0)
+            if entry < active:
+                prev = plan_prevs[entry]
+            token = _ZERO
+            position = _ZERO
+            stored_hash = _ZERO
+            stored_real = _ZERO
+            if inside and slot != 0:
+                token, position, stored_hash, stored_real = read_record(records, np.uint64(slot) * stride)
+            tile[near] = np.uint64(slot)
+            tile[near + _LANES] = token
+            tile[near + _TWO * _LANES] = position
+            tile[near + _THREE * _LANES] = stored_hash
             warp_sync()
 
             if slot != 0:
@@ -146,9 +151,11 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
                     elif prev >= num_slots:
                         bits |= _PREV_RANGE
                     elif prev > 0:
-                        if lane > _ZERO and near_slot[thread - _ONE] == prev:
-                            before = thread - _ONE
-                            expected = slot_hash(near_hash[before], near_token[before], near_position[before])
+                        before = near - _ONE
+                        if lane > _ZERO and np.int64(tile[before]) == prev:
+                            expected = slot_hash(
+                                tile[before + _THREE * _LANES], tile[before + _LANES], tile[before + _TWO * _LANES]
+                            )
                         else:
                             p_token, p_position, p_hash, _ = read_record(records, np.uint64(prev) * stride)
                             expected = slot_hash(p_hash, p_token, p_position)

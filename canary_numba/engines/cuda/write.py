@@ -22,6 +22,7 @@ from canary_numba.engines.cuda.chain import make_walk_request
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
+    cuda_kernel,
     device_function,
     multiprocessors,
 )
@@ -39,6 +40,9 @@ from canary_numba.engines.cuda.ring import table_of
 from canary_numba.sources import active_sources
 
 FLAG_ASSERT_INPUT = 1
+
+_CARVEOUT = 44
+"""Percent of shared memory: fewer fold warps than elsewhere, since chain warps need the issue slots more."""
 
 _ZERO = np.uint64(0)
 _THREE = np.uint64(3)
@@ -137,7 +141,7 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     stage_words = 2 * threads
     state_words = 4 * warps
 
-    @cuda.jit
+    @cuda_kernel(threads=threads, carveout=_CARVEOUT if warp_tile_words(shapes) else None)
     def canary_write_kernel(
         records: Any,
         stride: Any,
