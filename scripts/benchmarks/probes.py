@@ -1,4 +1,4 @@
-"""Kernels that measure what memory gives: a sweep that only reads, and gathers of single sectors and of whole rows."""
+"""Kernels that measure what memory gives: a sweep that only reads, and a gather of single 32-byte sectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _THREADS = 256
 _STEP = np.uint64(2 * _PAIRS * _THREADS)
 _LANE_STEP = np.uint64(2 * _THREADS)
 _TWO = np.uint64(2)
-_LANES = np.uint64(32)
 
 
 @cuda.jit
@@ -46,25 +45,6 @@ def _gather_kernel(data, order, sink):
         sink[0] = acc
 
 
-@cuda.jit
-def _rows_kernel(data, slots, row_pairs, sink):
-    lane = np.uint64(cuda.laneid)
-    group = np.int64(cuda.grid(1)) - np.int64(lane)
-    step = np.int64(cuda.gridsize(1))
-    acc = np.uint64(0)
-    while group < slots.shape[0]:
-        entry = group + np.int64(lane)
-        mine = slots[entry] if entry < slots.shape[0] else slots[group]
-        for i in range(row_pairs):
-            pair = np.uint64(i) * _LANES + lane
-            row = np.uint64(cuda.shfl_sync(0xFFFFFFFF, mine, np.int32(pair // row_pairs)))
-            first, second = load_pair(data, _TWO * (row * row_pairs + pair % row_pairs))
-            acc ^= first ^ second
-        group += step
-    if acc == np.uint64(1):
-        sink[0] = acc
-
-
 @lru_cache(maxsize=4)
 def _sink(device: torch.device) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device=device).view(torch.uint64)
@@ -85,11 +65,3 @@ def read_sweep(data: torch.Tensor) -> None:
 def gather_sectors(data: torch.Tensor, order: torch.Tensor) -> None:
     """Read 16 bytes of each 32-byte sector listed in ``order`` (int64)."""
     _prepared(_gather_kernel, data, order)()
-
-
-def gather_rows(data: torch.Tensor, slots: torch.Tensor, row_bytes: int) -> None:
-    """Read the whole rows (``row_bytes``, a multiple of 16) of ``data`` that ``slots`` (int64) name, and nothing else.
-
-    A multiple of 32 slots is read; coalesced, a warp reading 512 bytes at a time.
-    """
-    _prepared(_rows_kernel, data, slots, np.uint64(row_bytes // 16))()

@@ -48,18 +48,6 @@ def _counted_bytes(case: Case) -> int:
     return case.bytes_moved
 
 
-def _bare_rows_us(load: Workload) -> float | None:
-    """What reading the case's rows takes with nothing else done; None for odd rows and pages."""
-    from benchmarks.probes import gather_rows
-
-    case = load.case
-    if case.work != "verify" or case.mode != "all" or case.page_size != 1 or any(b % 16 for b in case.row_bytes):
-        return None
-    (source,) = load.context.real_kv_sources
-    slots = load.verify_plan.verify_slot_indices
-    return time_device(lambda: gather_rows(source.tensor, slots, case.row_bytes[0])).median_us
-
-
 def run_case(case: Case, ceilings: Ceilings, check: bool, peers: Peers) -> dict[str, Any]:
     """Time one case; ``check`` compares its outputs with the CPU engine's first."""
     load = build(case, "cuda")
@@ -85,7 +73,6 @@ def run_case(case: Case, ceilings: Ceilings, check: bool, peers: Peers) -> dict[
         "host_us": host.median_us,
         "ceiling": name,
         "share_of_ceiling": rate / ceiling,
-        "bare_rows_us": _bare_rows_us(load),
         "sglang_us": sglang_us,
         "sglang_measured_here": peer is not None,
         "target": case.target,
@@ -96,10 +83,9 @@ def run_case(case: Case, ceilings: Ceilings, check: bool, peers: Peers) -> dict[
 
 def _line(row: dict[str, Any]) -> str:
     ratio = f"{row['sglang_us'] / row['median_us']:6.1f}x" if row["sglang_us"] else "      -"
-    rows = f"{row['bare_rows_us']:7.1f}" if row["bare_rows_us"] else "      -"
     return (
         f"{row['work']:6} {row['case']:42} {row['bytes'] / 1e6:9.1f} {row['median_us']:9.1f} "
-        f"{row['low_us']:8.1f}-{row['high_us']:<8.1f} {100 * row['share_of_ceiling']:5.1f}% {row['ceiling']:6} {rows} "
+        f"{row['low_us']:8.1f}-{row['high_us']:<8.1f} {100 * row['share_of_ceiling']:5.1f}% {row['ceiling']:6} "
         f"{row['host_us']:6.1f} {ratio} {row['compile_s']:5.1f} {row['checked'] or '':8} {row['target']}"
     )
 
@@ -132,7 +118,7 @@ def _print_gpu(works: set[str], pattern: str, check: bool) -> dict[str, Any]:
     )
     click.echo(f"SGLang's kernels: {peers.missing or 'measured here'}; otherwise figures of a run elsewhere")
     click.echo(
-        f"{'work':6} {'case':42} {'MB':>9} {'median us':>9} {'10 to 90 %':>17} {'of ceiling':>13} {'bare us':>7} "
+        f"{'work':6} {'case':42} {'MB':>9} {'median us':>9} {'10 to 90 %':>17} {'of ceiling':>13} "
         f"{'host us':>6} {'SGLang':>7} {'compile':>5}"
     )
     rows = []
@@ -153,7 +139,7 @@ def _print_gpu(works: set[str], pattern: str, check: bool) -> dict[str, Any]:
 def main(work: tuple[str, ...], pattern: str, no_check: bool, json_path: str | None) -> None:
     """Time the kernels on this machine's GPU, the CPU engine (--work cpu) and the command line (--work cli).
 
-    Without --work: everything, without a GPU the last two. "bare us" is what reading the same rows takes alone.
+    Without --work: everything, without a GPU the last two.
     """
     gpu = torch.cuda.is_available()
     chosen = set(work or (WORKS if gpu else ("cpu", "cli")))

@@ -2,7 +2,7 @@
 
 A step needs the PREV_HASH of the step before, 3 splitmix64, and nothing makes one request faster than that. So all else
 stays off that path. A warp stages 32 tokens in shared memory; its lanes fetch the next 32 and look for anything
-special; then all lanes walk the same 32 steps, each keeps the hash that stands before its own token, and they store
+special; then all lanes walk the same 32 steps, the hash before each token goes to shared memory, and they store
 their 32 records together. Addresses and stores between the steps would cost as much as the steps do. 32 tokens with
 anything special among them (a skipped slot, one named twice, a failed assert) go down a careful path instead, where
 lane 0 does everything in order.

@@ -5,8 +5,8 @@ Two launches, for any number of requests, with nothing read back by the host:
 1. *chunks*: requests are cut into at most as many chunks as a block has threads, a block each. It scans its requests'
    lengths and leaves offsets relative to the chunk, and the chunk's totals.
 2. *entries*: every block scans the totals, which turns relative offsets into absolute ones, and finishes its share
-   of the write plan's offsets and seeds. Then it takes runs of verify entries, finds the request of each by bisection
-   and looks up its slots.
+   of the write plan's offsets and seeds. Then it takes runs of verify entries, finds their requests by search and
+   bisection, and looks up their slots.
 
 Bytes moved per verify entry: 32 written, 4 of table read (the predecessor's is the neighbour's), 4 of token id.
 """
@@ -22,7 +22,13 @@ from numba import int64
 
 from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, multiprocessors
 from canary_numba.engines.cuda.launcher import PreparedLaunch
-from canary_numba.engines.cuda.plan_lookup import block_exclusive_scan, find_request, lookup_slot, verify_start
+from canary_numba.engines.cuda.plan_lookup import (
+    block_exclusive_scan,
+    find_request,
+    find_request_together,
+    lookup_slot,
+    verify_start,
+)
 from canary_numba.engines.cuda.scatter import flat_table
 from canary_numba.plan_rules import effective_prefix, window_start, write_length
 
@@ -110,7 +116,6 @@ def plan_entries_kernel(
     write_sums = cuda.shared.array(BLOCK_THREADS, int64)
     verify_bases = cuda.shared.array(_BASES, int64)
     write_bases = cuda.shared.array(_BASES, int64)
-    tile_requests = cuda.shared.array(2, int64)
     thread = np.int64(cuda.threadIdx.x)
     bs = np.int64(rows.shape[0])
     num_chunks = np.int64(totals.shape[0] >> 1)
@@ -151,16 +156,12 @@ def plan_entries_kernel(
 
     if total > capacity:
         return
-    # Two threads bisect all requests for the ends of a run of entries; the others only what lies between.
+    # The block searches all requests for the ends of a run of entries, a thread only what lies between.
     tile = np.int64(cuda.blockIdx.x) * np.int64(_TILE_ENTRIES)
     while tile < total:
         last = min(tile + np.int64(_TILE_ENTRIES), total) - 1
-        if thread < 2:
-            end = tile if thread == 0 else last
-            tile_requests[thread] = find_request(verify_starts, verify_bases, shift, np.int64(0), bs, end)
-        cuda.syncthreads()
-        r = tile_requests[0]
-        beyond = tile_requests[1] + 1
+        r = find_request_together(verify_starts, verify_bases, shift, np.int64(0), bs, tile)
+        beyond = find_request_together(verify_starts, verify_bases, shift, r, bs, last) + 1
         entry = tile + thread
         while entry <= last:
             r = find_request(verify_starts, verify_bases, shift, r, beyond, entry)
@@ -179,7 +180,6 @@ def plan_entries_kernel(
             out_positions[entry] = position
             out_prevs[entry] = prev
             entry += np.int64(BLOCK_THREADS)
-        cuda.syncthreads()
         tile += np.int64(cuda.gridDim.x) * np.int64(_TILE_ENTRIES)
 
 

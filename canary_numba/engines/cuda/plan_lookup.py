@@ -10,6 +10,7 @@ from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, device_functio
 from canary_numba.layout import SLOT_OUT_OF_RANGE
 
 _OUT_OF_RANGE = np.int64(SLOT_OUT_OF_RANGE)
+_BLOCK_SHIFT = np.int64(BLOCK_THREADS.bit_length() - 1)
 
 
 @device_function
@@ -54,6 +55,27 @@ def find_request(verify_starts: Any, verify_bases: Any, shift: Any, first: Any, 
             low = middle
         else:
             high = middle
+    return low
+
+
+@device_function
+def find_request_together(verify_starts: Any, verify_bases: Any, shift: Any, first: Any, last: Any, entry: Any) -> Any:
+    """Same as :func:`find_request`, by all threads of the block together.
+
+    Each round cuts the range by ``BLOCK_THREADS``: two loads one after another for 65,536 requests, where bisecting
+    takes sixteen.
+    """
+    thread = np.int64(cuda.threadIdx.x)
+    low = first
+    high = last
+    while high - low > 1:
+        reach = (high - low + np.int64(BLOCK_THREADS - 1)) >> _BLOCK_SHIFT
+        probe = low + thread * reach
+        started = 0
+        if probe < high and verify_start(verify_starts, verify_bases, shift, probe) <= entry:
+            started = 1
+        low += (np.int64(cuda.syncthreads_count(started)) - 1) * reach
+        high = min(low + reach, high)
     return low
 
 
