@@ -88,7 +88,7 @@ class PreparedWrite:
         engine: str = "auto",
         aggregate_violations: Any = None,
     ) -> None:
-        flat = {
+        flat: dict[str, Any] = {
             "input_ids": input_ids,
             "positions": positions,
             "out_cache_loc": out_cache_loc,

@@ -60,7 +60,7 @@ def _write_chains(
         seed = seeds[r]
         chained = 0 <= seed < num_slots
         h = CHAIN_HEAD_HASH
-        last_position = 0
+        last_position = np.int64(0)
         if chained:
             h = slot_hash_u64(np.uint64(records[seed, 2]), np.uint64(records[seed, 0]), np.uint64(records[seed, 1]))
             last_position = records[seed, 1]
@@ -86,7 +86,7 @@ def _write_chains(
             records[slot, 0] = token
             records[slot, 1] = position
             records[slot, 2] = np.int64(h)
-            records[slot, 3] = np.int64(hashes[i]) if hashes.shape[0] > 0 else 0
+            records[slot, 3] = np.int64(hashes[i]) if hashes.shape[0] > 0 else np.int64(0)
             h = slot_hash_u64(h, np.uint64(token), np.uint64(position))
             last_position = position
     return written

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import cuda, types
+from numba import cuda as cuda  # kernels take it from here
+from numba import types
 
 from canary_numba import mixing
 from canary_numba.engines import simulator_enabled
