@@ -55,25 +55,35 @@ def require_tensor(
         Its shape, device or layout is another.
     """
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentTypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    device_of(name, tensor)
     if tensor.dtype not in dtypes:
         raise ArgumentTypeError(f"{name}: expected {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
     same_rank = tensor.ndim == len(shape)
     if not same_rank or any(want is not None and want != got for want, got in zip(shape, tensor.shape, strict=True)):
         raise ArgumentError(f"{name}: expected shape {_show(shape)}, got {list(tensor.shape)}")
     if tensor.device != device:
-        raise ArgumentError(f"{name}: expected a tensor on {device}, as canary_buf is, got one on {tensor.device}")
+        raise ArgumentError(f"{name}: expected a tensor on {device}, as the others are, got one on {tensor.device}")
     if contiguous and not tensor.is_contiguous():
         raise ArgumentError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
+
+
+def device_of(name: str, tensor: Any) -> torch.device:
+    """Return the device of what must be a tensor.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is something else.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentTypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    return tensor.device
 
 
 def check_context(context: Any) -> None:
     """Check every field of a :class:`~canary_numba.context.VerifyOrWriteContext` or its SGLang twin."""
     buf = context.canary_buf
-    if not isinstance(buf, torch.Tensor):
-        raise ArgumentTypeError(f"canary_buf: expected a torch.Tensor, got {type(buf).__name__}")
-    device = buf.device
+    device = device_of("canary_buf", buf)
     require_tensor("canary_buf", buf, dtype=torch.uint8, shape=(None, None), device=device)
     stride = buf.shape[1]
     if stride < CANARY_SLOT_BYTES or stride % 8:
@@ -107,8 +117,8 @@ def _check_sources(sources: Any, *, num_slots: int, device: torch.device) -> Non
         )
     for i, source in enumerate(sources):
         name = f"real_kv_sources[{i}].tensor"
-        if source.tensor.device != device:
-            raise ArgumentError(f"{name}: expected a tensor on {device}, as canary_buf is, got {source.tensor.device}")
+        if device_of(name, source.tensor) != device:
+            raise ArgumentError(f"{name}: expected a tensor on {device}, as the others are, got {source.tensor.device}")
         slots = source.tensor.shape[0] * source.page_size
         if slots < num_slots:
             raise ArgumentError(f"{name}: expected bytes for all {num_slots} slots of canary_buf, got {slots} slots")
@@ -116,9 +126,10 @@ def _check_sources(sources: Any, *, num_slots: int, device: torch.device) -> Non
 
 def check_verify_plan(plan: Any, device: torch.device) -> None:
     """Check a :class:`~canary_numba.plans.VerifyPlan` or its SGLang twin."""
-    capacity = plan.verify_slot_indices.shape[0] if plan.verify_slot_indices.ndim else None
+    slots = plan.verify_slot_indices
+    require_tensor("plan.verify_slot_indices", slots, dtype=torch.int64, shape=(None,), device=device)
+    capacity = slots.shape[0]
     for name in (
-        "verify_slot_indices",
         "verify_expected_tokens",
         "verify_expected_positions",
         "verify_prev_slot_indices",
@@ -225,7 +236,7 @@ def check_plan_inputs(
         )
     if kv_token_id_vs_position_offset not in (0, 1):
         raise ArgumentError(f"kv_token_id_vs_position_offset: expected 0 or 1, got {kv_token_id_vs_position_offset}")
-    device = verify_plan_out.verify_slot_indices.device
+    device = device_of("verify_plan_out.verify_slot_indices", verify_plan_out.verify_slot_indices)
     check_verify_plan(verify_plan_out, device)
     check_write_plan(write_plan_out, device)
     capacity = verify_plan_out.verify_slot_indices.shape[0]
@@ -263,9 +274,7 @@ def check_plan_inputs(
 
 def check_scatter_inputs(*, flat_in: Any, offsets: Any, req_pool_indices: Any, pool_out: Any) -> None:
     """Check every argument of :func:`~canary_numba.launch.launch_scatter_req_token_ids_kernel`."""
-    if not isinstance(pool_out, torch.Tensor):
-        raise ArgumentTypeError(f"pool_out: expected a torch.Tensor, got {type(pool_out).__name__}")
-    device = pool_out.device
+    device = device_of("pool_out", pool_out)
     require_rows("pool_out", pool_out, device)
     require_tensor("flat_in", flat_in, dtype=torch.int64, shape=(None,), device=device)
     require_tensor("req_pool_indices", req_pool_indices, dtype=torch.int64, shape=(None,), device=device)
@@ -281,9 +290,7 @@ def require_rows(name: str, table: Any, device: torch.device) -> None:
 
 def check_hash_inputs(*, real_kv_sources: Any, real_kv_hash_mode: Any, slot_indices: Any, hashes_out: Any) -> None:
     """Check every argument of :func:`~canary_numba.launch.launch_real_kv_hash_kernel`."""
-    if not isinstance(hashes_out, torch.Tensor):
-        raise ArgumentTypeError(f"hashes_out: expected a torch.Tensor, got {type(hashes_out).__name__}")
-    device = hashes_out.device
+    device = device_of("hashes_out", hashes_out)
     require_tensor("hashes_out", hashes_out, dtype=torch.int64, shape=(None,), device=device)
     require_tensor("slot_indices", slot_indices, dtype=torch.int64, shape=(hashes_out.shape[0],), device=device)
     if int(real_kv_hash_mode) not in (RealKvHashMode.PARTIAL, RealKvHashMode.ALL):

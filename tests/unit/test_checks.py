@@ -47,7 +47,7 @@ CONTEXT: list[tuple[dict[str, Any], type[CanaryError], str]] = [
     (
         {"violation_ring": zeros(2, 8, device="meta")},
         ArgumentError,
-        "violation_ring: expected a tensor on cpu, as canary_buf is, got one on meta",
+        "violation_ring: expected a tensor on cpu, as the others are, got one on meta",
     ),
     ({"violation_write_index": zeros(1)}, ArgumentTypeError, "violation_write_index: expected torch.int32, got"),
     (
@@ -76,11 +76,23 @@ CONTEXT: list[tuple[dict[str, Any], type[CanaryError], str]] = [
     (
         {"real_kv_sources": (source(tensor=zeros(4, 8, dtype=U8, device="meta")),)},
         ArgumentError,
-        "real_kv_sources[0].tensor: expected a tensor on cpu, as canary_buf is, got meta",
+        "real_kv_sources[0].tensor: expected a tensor on cpu, as the others are, got meta",
     ),
 ]
 
 VERIFY_WRITE: list[tuple[str, Change, type[CanaryError], str]] = [
+    (
+        "verify",
+        within("plan", verify_slot_indices=[1, 2, 3]),
+        ArgumentTypeError,
+        "plan.verify_slot_indices: expected a torch.Tensor, got list",
+    ),
+    (
+        "write",
+        within("plan", write_seed_slot_indices=None),
+        ArgumentTypeError,
+        "plan.write_seed_slot_indices: expected a torch.Tensor, got NoneType",
+    ),
     (
         "verify",
         within("plan", verify_slot_indices=zeros(3, dtype=I32)),
@@ -109,7 +121,7 @@ VERIFY_WRITE: list[tuple[str, Change, type[CanaryError], str]] = [
         "verify",
         within("plan", verify_prev_slot_indices=zeros(3, device="meta")),
         ArgumentError,
-        "plan.verify_prev_slot_indices: expected a tensor on cpu, as canary_buf is, got one on meta",
+        "plan.verify_prev_slot_indices: expected a tensor on cpu, as the others are, got one on meta",
     ),
     (
         "verify",
