@@ -7,35 +7,31 @@ K/V bytes, and TAIL records over the prefix cache's plan (SWEEP). What cannot be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from canary_numba.check_hashes import Observer, changed_sources, expected_hashes
 from canary_numba.check_plans import plan_radix, plan_requests
 from canary_numba.context import ViolationAggregate, ViolationLog
 from canary_numba.dump.model import Dump, Group, Half
 from canary_numba.engine_choice import EngineChoice, choose_engine
-from canary_numba.kv_hashes import bytes_per_slot, hash_slots
 from canary_numba.launch import launch_canary_verify_kernel
-from canary_numba.layout import CANARY_FIELD_REAL_KV_HASH, REASON_NAMES, CanaryLaunchTag, RealKvHashMode
+from canary_numba.layout import (
+    REASON_NAMES,
+    VIOLATION_FIELD_FAIL_REASON_BITS,
+    VIOLATION_FIELD_SLOT_IDX,
+    CanaryLaunchTag,
+    FailReason,
+    RealKvHashMode,
+)
 from canary_numba.plans import VerifyPlan
 
 RECORD_BYTES_PER_ENTRY = 64
 """Record bytes that verifying an entry reads: its own record and its predecessor's."""
 RING_ROWS = 65536
 """Ring rows tried first; a dump with more violations is verified once more with a ring that holds them all."""
-
-
-class Observer(Protocol):
-    """Who wants to know how far a check is; the command line draws a progress bar from it."""
-
-    def stage(self, name: str, total_bytes: int) -> None:
-        """A half is about to be hashed: ``total_bytes`` of K/V bytes are to be read."""
-
-    def advance(self, done_bytes: int) -> None:
-        """``done_bytes`` more have been read."""
 
 
 class _Silent:
@@ -52,7 +48,8 @@ class TagCheck:
 
     ``rows``: int64 ``[n, 8]`` violation rows in order of their plan entries; ``entries``: int64 ``[n]`` those entries;
     ``plan``: what was verified, on the CPU; ``reasons``: failing entries by reason; ``never_written``: entries whose
-    record is all zero (counted only with ``zero_init_okay``).
+    record is all zero (counted only with ``zero_init_okay``). ``changed_sources``: by slot, the sources whose bytes
+    changed, where the dump's ``source_hashes`` tell.
     """
 
     tag: CanaryLaunchTag
@@ -62,6 +59,7 @@ class TagCheck:
     num_entries: int
     reasons: dict[str, int]
     never_written: int
+    changed_sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +124,18 @@ def check_dump(
                 continue
             stages = dict(_stages(half, plans))
             skipped += _missing(dump, half, f"{name}_{group.kind}")
-            hashes, read = _hashes(dump, half, stages, choice, watcher, f"{name} {group.kind}")
+            touching = [plan for stage, plan in stages.items() if stage != "HEAD"]
+            hashes, read = expected_hashes(dump, half, touching, choice, watcher, f"{name} {group.kind}")
             hashed += read
+            found: list[TagCheck] = []
             for stage, plan in stages.items():
                 tag = CanaryLaunchTag.of(stage, name, group.kind)
                 tokens = stage != "SWEEP" and dump.requests is not None and dump.requests.expected_tokens is not None
                 expected = hashes if stage != "HEAD" else None
                 buf = half.head if stage == "HEAD" else half.tail
                 assert buf is not None
-                checks.append(_verify(tag, buf, plan, expected, tokens, zero_init_okay, choice))
+                found.append(_verify(tag, buf, plan, expected, tokens, zero_init_okay, choice))
+            checks += _with_changed_sources(dump, half, found, choice)
     records = sum(check.num_entries for check in checks) * RECORD_BYTES_PER_ENTRY
     return CheckResult(
         engine=choice,
@@ -174,7 +175,11 @@ def _missing(dump: Dump, half: Half, suffix: str) -> list[Skipped]:
     elif dump.radix is None:
         reasons["SWEEP"] = "the dump has no prefix cache (radix)"
     if half.tail is not None and not half.sources and dump.hash_mode != RealKvHashMode.NONE:
-        reasons["K/V bytes of TAIL"] = "the dump has no K/V bytes (sources) of this half"
+        instead = "" if half.source_hashes is None else ": its records were compared with its source_hashes instead"
+        reasons["K/V bytes of TAIL"] = f"the dump has no K/V bytes (sources) of this half{instead}"
+    elif half.tail is not None and half.source_slots is not None:
+        kept = f"{half.source_slots.shape[0]} of {half.num_slots} slots"
+        reasons["some K/V bytes of TAIL"] = f"the dump has the K/V bytes of {kept}"
     return [Skipped(what=f"{stage}_{suffix}", reason=reason) for stage, reason in reasons.items()]
 
 
@@ -186,26 +191,12 @@ def _unused(group: Group, name: str) -> str | None:
     return f"every record of half {name} is zero while half {others} has records: it was not in use"
 
 
-def _hashes(
-    dump: Dump, half: Half, stages: dict[str, VerifyPlan], choice: EngineChoice, watcher: Observer, label: str
-) -> tuple[torch.Tensor | None, int]:
-    """The expected real-KV hash of every slot that TAIL or SWEEP look at, and the bytes read for it."""
-    width = bytes_per_slot(half, dump.hash_mode)
-    touched = [plan for stage, plan in stages.items() if stage != "HEAD"]
-    if dump.hash_mode == RealKvHashMode.NONE or not touched:
-        return None, 0
-    if not half.sources:
-        from canary_numba.reference.words import records_of
-
-        # Bytes that were left out cannot differ: each record is taken at its word about them.
-        assert half.tail is not None
-        return records_of(half.tail)[:, CANARY_FIELD_REAL_KV_HASH].contiguous().to(choice.device), 0
-    slots = torch.unique(torch.cat([p.verify_slot_indices[: int(p.verify_num_valid)] for p in touched])).cpu()
-    slots = slots[(slots > 0) & (slots < half.num_slots)]
-    total = slots.shape[0] * width
-    watcher.stage(label, total)
-    hashes = hash_slots(half, dump.hash_mode, slots, engine=choice.name, device=choice.device, advance=watcher.advance)
-    return hashes, total
+def _with_changed_sources(dump: Dump, half: Half, found: list[TagCheck], choice: EngineChoice) -> list[TagCheck]:
+    """Add to the checks of TAIL and SWEEP whose bytes changed, where a K/V hash failed."""
+    rows = torch.cat([check.rows for check in found if check.tag.stage != "HEAD"] or [torch.empty((0, 8)).long()])
+    failed = (rows[:, VIOLATION_FIELD_FAIL_REASON_BITS] & int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)) != 0
+    names = changed_sources(dump, half, torch.unique(rows[failed, VIOLATION_FIELD_SLOT_IDX]), choice)
+    return [replace(check, changed_sources=names) if check.tag.stage != "HEAD" else check for check in found]
 
 
 def _verify(

@@ -1,11 +1,13 @@
 """The exceptions of this package.
 
-Corruption found in a cache is a result, never an exception. What can be raised::
+Corruption found in a cache is a result, not an exception, unless a guard was asked to raise it. What can be raised::
 
     CanaryError                       everything below; catch this to catch all
     |-- ArgumentError(ValueError)     an argument has a wrong value, shape, device or layout
     |-- ArgumentTypeError(TypeError)  an argument has a wrong type or dtype
     |-- EngineUnavailableError        the engine asked for cannot run here; says why and what to do
+    |-- CorruptionError               a pass guarded with mode="raise" found violations
+    |-- FaultNotApplicable            a dump has no place for the fault that was to be injected
     `-- DumpError                     a dump cannot be used
         |-- DumpReadError             the file is missing, not a dump, damaged or hostile
         |-- DumpVersionError          written by a newer format than this reader knows
@@ -32,6 +34,14 @@ class ArgumentTypeError(CanaryError, TypeError):
 
 class EngineUnavailableError(CanaryError, RuntimeError):
     """The engine asked for cannot run on this machine or on these tensors."""
+
+
+class CorruptionError(CanaryError, RuntimeError):
+    """A pass that is guarded with ``mode="raise"`` found violations; lists the first of them."""
+
+
+class FaultNotApplicable(CanaryError):
+    """A dump has no place for the fault that was to be injected; says what it lacks."""
 
 
 class DumpError(CanaryError):

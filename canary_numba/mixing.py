@@ -102,5 +102,30 @@ def splitmix64_mix3(a: int, b: int, c: int) -> int:
     return splitmix64(h ^ (c & _U64_MASK))
 
 
+_INVERSE_1 = pow(SPLITMIX64_MULTIPLIER_1, -1, 1 << 64)
+_INVERSE_2 = pow(SPLITMIX64_MULTIPLIER_2, -1, 1 << 64)
+
+
+def splitmix64_inverse(value: int) -> int:
+    """Undo :func:`splitmix64`: the word that it mixes to ``value``, in ``[0, 2**64)``."""
+    first, second, last = SPLITMIX64_SHIFTS
+    x = value & _U64_MASK
+    x ^= (x >> last) ^ (x >> 2 * last)
+    x = (x * _INVERSE_2) & _U64_MASK
+    x ^= (x >> second) ^ (x >> 2 * second)
+    x = (x * _INVERSE_1) & _U64_MASK
+    return x ^ (x >> first) ^ (x >> 2 * first)
+
+
+def splitmix64_mix3_middle(a: int, c: int, mixed: int) -> int:
+    """Solve ``splitmix64_mix3(a, b, c) == mixed`` for ``b``, in ``[0, 2**64)``: always one solution.
+
+    With ``a`` the PREV_HASH that belongs at position ``c`` and ``mixed`` the PREV_HASH stored at position ``c + 1``, it
+    is the token that stood at ``c``. A solution that is no token id says that the two do not belong to one chain.
+    """
+    h = splitmix64_inverse(mixed) ^ (c & _U64_MASK)
+    return splitmix64_inverse(h) ^ splitmix64(a)
+
+
 CHAIN_HEAD_HASH = np.uint64(splitmix64(CANARY_CHAIN_ANCHOR))
 """PREV_HASH of the first record of a chain."""

@@ -7,7 +7,7 @@ bits past 2**53.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numba
@@ -16,7 +16,7 @@ import torch
 import canary_numba
 from canary_numba.check import CheckResult, Skipped
 from canary_numba.dump.model import Dump
-from canary_numba.findings import CORRUPT, Finding
+from canary_numba.findings import CORRUPT, LATENT, Diagnosis, Finding, NotTested, Pictures
 from canary_numba.violations import Violation, decode_violations, live_violations
 
 SCHEMA_VERSION = 1
@@ -45,7 +45,10 @@ class LiveViolations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpReport:
-    """Everything found in one dump. ``violations`` are all of them; renderers show as many as they are asked to."""
+    """Everything found in one dump. ``violations`` are all of them; renderers show as many as they are asked to.
+
+    ``tested``: faults that were looked for; ``not_tested``: those that the dump did not allow to be looked for.
+    """
 
     path: str
     verdict: str
@@ -60,6 +63,9 @@ class DumpReport:
     findings: tuple[Finding, ...]
     live: LiveViolations
     skipped: tuple[Skipped, ...]
+    tested: tuple[str, ...] = ()
+    not_tested: tuple[NotTested, ...] = ()
+    pictures: Pictures = field(default_factory=Pictures)
 
     def to_dict(self, max_violations: int = 0) -> dict[str, Any]:
         """As JSON data with at most ``max_violations`` violations (0 = all)."""
@@ -85,29 +91,41 @@ class DumpReport:
             "violations_total": len(self.violations),
             "violations_shown": len(shown),
             "violations": [violation_to_dict(violation) for violation in shown],
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": self._findings(),
+            "strips": [strip.to_dict() for strip in self.pictures.strips],
+            "pool_maps": [pool_map.to_dict() for pool_map in self.pictures.pool_maps],
             "live_violations": {
                 "total": self.live.total,
                 "reproduced": self.live.reproduced,
                 "rows": [violation_to_dict(violation) for violation in live],
             },
             "skipped": [{"what": skip.what, "reason": skip.reason} for skip in self.skipped],
+            "tested": list(self.tested),
+            "not_tested": [{"fault": one.fault, "key": one.key} for one in self.not_tested],
         }
+
+    def _findings(self) -> list[dict[str, Any]]:
+        tables = self.pictures.slot_lines or ((),) * len(self.findings)
+        return [
+            finding.to_dict() | {"slot_lines": [line.to_dict() for line in lines]}
+            for finding, lines in zip(self.findings, tables, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The reports of all dumps of a run, and findings that span several."""
+    """The reports of all dumps of a run, and findings that span several; ``strict`` makes latent ones corrupt."""
 
     tool: Mapping[str, str]
     dumps: tuple[DumpReport, ...]
     findings: tuple[Finding, ...] = ()
+    strict: bool = False
 
     @property
     def verdict(self) -> str:
         """``corrupt`` when any dump is, or a finding that spans dumps says so."""
-        spanning = any(finding.severity == CORRUPT for finding in self.findings)
-        return CORRUPT if spanning or any(dump.verdict == CORRUPT for dump in self.dumps) else CLEAN
+        spanning = verdict_of((), self.findings, self.strict)
+        return CORRUPT if CORRUPT in (spanning, *(dump.verdict for dump in self.dumps)) else CLEAN
 
     def to_dict(self, max_violations: int = 0) -> dict[str, Any]:
         """As JSON data, schema version 1."""
@@ -121,7 +139,8 @@ class Report:
 
 
 def violation_to_dict(violation: Violation) -> dict[str, Any]:
-    """As JSON data."""
+    """As JSON data; ``sources`` only where it is known whose K/V bytes changed."""
+    known = {} if violation.sources is None else {"sources": list(violation.sources)}
     return {
         "tag": violation.tag,
         "slot": violation.slot,
@@ -135,6 +154,7 @@ def violation_to_dict(violation: Violation) -> dict[str, Any]:
         "request": violation.request,
         "table_position": violation.table_position,
         "requests": list(violation.requests),
+        **known,
     }
 
 
@@ -158,8 +178,9 @@ def tool_of(result: CheckResult) -> dict[str, str]:
 
 
 def verdict_of(violations: Sequence[Violation], findings: Sequence[Finding], strict: bool) -> str:
-    """``corrupt`` with any violation or corrupt finding; with ``strict``, with any finding."""
-    damaged = any(strict or finding.severity == CORRUPT for finding in findings)
+    """``corrupt`` with any violation or corrupt finding; with ``strict``, with a latent one, too."""
+    damaging = (CORRUPT, LATENT) if strict else (CORRUPT,)
+    damaged = any(finding.severity in damaging for finding in findings)
     return CORRUPT if violations or damaged else CLEAN
 
 
@@ -184,16 +205,21 @@ def _facts(dump: Dump) -> dict[str, str]:
 
 
 def build_dump_report(
-    dump: Dump, result: CheckResult, findings: Sequence[Finding] = (), *, strict: bool = False
+    dump: Dump,
+    result: CheckResult,
+    diagnosis: Diagnosis | None = None,
+    *,
+    strict: bool = False,
 ) -> DumpReport:
-    """Put together what was found in one dump."""
+    """Put together what was found in one dump; without a diagnosis, violations alone."""
+    diagnosis = diagnosis or Diagnosis(findings=(), tested=(), not_tested=())
     violations = decode_violations(dump, result)
     total, live = live_violations(dump)
     failing = {(v.tag, v.slot, v.position, v.fail_reason_bits) for v in violations}
     reproduced = sum((v.tag, v.slot, v.position, v.fail_reason_bits) in failing for v in live)
     return DumpReport(
         path=dump.path or "<memory>",
-        verdict=verdict_of(violations, findings, strict),
+        verdict=verdict_of(violations, diagnosis.findings, strict),
         producer=dict(dump.producer),
         context=dict(dump.context),
         hash_mode=dump.hash_mode.name.lower(),
@@ -211,7 +237,10 @@ def build_dump_report(
             for check in result.checks
         ),
         violations=violations,
-        findings=tuple(findings),
+        findings=diagnosis.findings,
         live=LiveViolations(total=total, rows=live, reproduced=reproduced),
         skipped=result.skipped,
+        tested=diagnosis.tested,
+        not_tested=diagnosis.not_tested,
+        pictures=diagnosis.pictures,
     )

@@ -21,10 +21,12 @@ from canary_numba.layout import (
     VIOLATION_FIELD_STORED_CHAIN_HASH,
     VIOLATION_FIELD_STORED_TOKEN,
     CanaryLaunchTag,
+    FailReason,
     reason_names,
 )
 
 _U64 = (1 << 64) - 1
+_REAL_KV = int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class Violation:
 
     ``position`` and the ``stored_`` fields are what the record holds, hashes as unsigned 64-bit ints. ``request`` is
     the request whose cached token failed, at ``table_position`` of it; for the prefix cache the first live request that
-    owns the slot. ``requests`` are all live requests whose table holds the slot in its cached part.
+    owns the slot. ``requests`` are all live requests whose table holds the slot in its cached part. ``sources`` names
+    those whose K/V bytes changed; None where the K/V hash did not fail, or where nothing tells.
     """
 
     tag: str
@@ -47,6 +50,7 @@ class Violation:
     request: str | None = None
     table_position: int | None = None
     requests: tuple[str, ...] = ()
+    sources: tuple[str, ...] | None = None
 
     @property
     def reasons(self) -> list[str]:
@@ -138,6 +142,7 @@ def decode_violations(dump: Dump, result: CheckResult) -> tuple[Violation, ...]:
                     request=name,
                     table_position=place,
                     requests=owners.get(bare.slot, () if name is None else (name,)),
+                    sources=check.changed_sources.get(bare.slot) if bare.fail_reason_bits & _REAL_KV else None,
                 )
             )
     return tuple(sorted(violations, key=lambda violation: violation.order))

@@ -12,6 +12,9 @@ import traceback
 import click
 from canary_cli import exit_codes
 from canary_cli.check import check
+from canary_cli.convert import convert
+from canary_cli.explain import explain
+from canary_cli.info import info
 from click_default_group import DefaultGroup
 
 import canary_numba
@@ -32,6 +35,9 @@ def cli() -> None:
 
 
 cli.add_command(check)
+cli.add_command(convert)
+cli.add_command(explain)
+cli.add_command(info)
 
 
 def _complain(message: str) -> None:

@@ -26,7 +26,12 @@ def engine_option(function: F) -> F:
 def output_options(function: F) -> F:
     """``-o/--output``, ``--force``, ``--no-color`` and ``-q/--quiet``."""
     for option in (
-        click.option("-q", "--quiet", is_flag=True, help="Print one verdict line a dump and nothing else."),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            help="Print one verdict line a dump, one a finding across dumps, and nothing else.",
+        ),
         click.option("--no-color", is_flag=True, help="No colours; the environment's NO_COLOR does the same."),
         click.option("--force", is_flag=True, help="Replace the output file if it exists."),
         click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the report to this file."),

@@ -1,9 +1,10 @@
-"""Progress on stderr while K/V bytes stream through; nothing where stderr is no terminal."""
+"""Progress on stderr while bytes stream through; nothing where stderr is no terminal."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -16,9 +17,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+_B = TypeVar("_B", bound="_Bars")
 
-class HashingProgress:
-    """A bar for each half that is hashed: bytes, rate and time left. Used as a context manager."""
+
+class _Bars:
+    """Bars of bytes, with rate and time left. Used as a context manager."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -35,7 +38,7 @@ class HashingProgress:
         )
         self._task: TaskID | None = None
 
-    def __enter__(self) -> HashingProgress:
+    def __enter__(self: _B) -> _B:
         self._progress.start()
         return self
 
@@ -43,6 +46,10 @@ class HashingProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+class HashingProgress(_Bars):
+    """A bar for each half that is hashed."""
 
     def stage(self, name: str, total_bytes: int) -> None:
         """Begin a bar."""
@@ -52,3 +59,17 @@ class HashingProgress:
         """Move the bar."""
         if self._task is not None:
             self._progress.advance(self._task, done_bytes)
+
+
+class WritingProgress(_Bars):
+    """One bar for a file that is written; called with the bytes written so far, and all there are to write."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Move the bar."""
+        if self._task is None:
+            self._task = self._progress.add_task(self._name, total=total_bytes)
+        self._progress.update(self._task, completed=done_bytes)

@@ -41,6 +41,7 @@ def half(slots: int) -> dict[str, Any]:
         "tail": records(slots, stride=40),
         "sources": [source(slots), source(slots, name="")],
         "source_hashes": torch.arange(slots * 2).reshape(slots, 2),
+        "source_slots": torch.arange(slots),
     }
 
 

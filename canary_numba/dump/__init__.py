@@ -11,9 +11,12 @@ Where to look:
 ``pt``                      ``.pt`` files
 ``archive``                 where the members of their zip archive lie
 ``unpickle``                what their pickle holds; by ``pickle_machine`` and ``pickle_values``
+``pickle_write``            their pickle, made
 ``safetensors``             safetensors files
 ``dtypes``                  the dtypes a tensor may have, by their names in torch, in pickles and in safetensors
 ``files``                   which kind of file a path names; atomic writing
+``pages``                   lets go of the pages of a mapped file, so that memory stays bounded
+``info``                    what is inside a dump, in numbers
 ==========================  ============================================================================================
 
 Reading runs no code from a file, keeps K/V bytes on disk, and ends in a :class:`~canary_numba.errors.DumpError` for
@@ -65,8 +68,11 @@ __all__ = [
     "save_dump",
 ]
 
+Progress = Callable[[int, int], None]
+"""Told the bytes written so far, and all there are to write."""
+
 _READERS: Final[dict[str, Callable[[str], Any]]] = {"pt": pt.read, "safetensors": safetensors.read}
-_WRITERS: Final[dict[str, Callable[[Mapping[str, Any], BinaryIO], None]]] = {
+_WRITERS: Final[dict[str, Callable[[Mapping[str, Any], BinaryIO, Progress], None]]] = {
     ".pt": pt.write,
     ".safetensors": safetensors.write,
 }
@@ -99,7 +105,9 @@ def load_dump(path: str | os.PathLike[str]) -> Dump:
     return decode(_READERS[file_kind(name)](name), name)
 
 
-def save_dump(dump: Dump, path: str | os.PathLike[str], *, force: bool = False) -> None:
+def save_dump(
+    dump: Dump, path: str | os.PathLike[str], *, force: bool = False, progress: Progress | None = None
+) -> None:
     """Write a dump, whole or not at all; what was written has been read back once.
 
     Parameters
@@ -110,6 +118,8 @@ def save_dump(dump: Dump, path: str | os.PathLike[str], *, force: bool = False) 
         Where to; ends in ``.pt`` or ``.safetensors``.
     force
         Replace a file of that name.
+    progress
+        Called with the bytes written so far and all there are to write, after each chunk.
 
     Raises
     ------
@@ -128,7 +138,7 @@ def save_dump(dump: Dump, path: str | os.PathLike[str], *, force: bool = False) 
     decode(mapping)
     with replacing(name, force=force) as file:
         try:
-            write(mapping, file)
+            write(mapping, file, progress or _ignore)
             file.flush()
             load_dump(file.name)
         except DumpFormatError:
@@ -136,3 +146,7 @@ def save_dump(dump: Dump, path: str | os.PathLike[str], *, force: bool = False) 
         except (RuntimeError, DumpError) as error:
             reason = str(error).removeprefix(f"{file.name}: ")
             raise DumpError(f"cannot be written: {reason}", path=name) from error
+
+
+def _ignore(done: int, total: int) -> None:
+    """Take no notice."""

@@ -49,6 +49,10 @@ DTYPE_OF_STORAGE_CLASS: Final[dict[str, torch.dtype]] = {
     storage: DTYPE_OF_NAME[name] for name, storage, _ in _NAMES if storage is not None
 }
 
+STORAGE_CLASS_OF_DTYPE: Final[dict[torch.dtype, str]] = {
+    DTYPE_OF_NAME[name]: storage for name, storage, _ in _NAMES if storage is not None
+}
+
 SAFETENSORS_CODE: Final[dict[torch.dtype, str]] = {
     DTYPE_OF_NAME[name]: code for name, _, code in _NAMES if code is not None
 }

@@ -6,7 +6,8 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from canary_numba.errors import DumpError, DumpReadError
@@ -51,6 +52,22 @@ def _head(path: str) -> tuple[bytes, int]:
         raise DumpReadError(f"cannot be read: {error.strerror}", path=path) from error
     except ValueError as error:
         raise DumpReadError(f"cannot be read: {error}", path=path) from error
+
+
+@dataclass(slots=True)
+class Counted:
+    """Counts the bytes that pass through, and tells ``progress`` how many of ``total`` that were so far."""
+
+    total: int
+    progress: Callable[[int, int], None]
+    done: int = 0
+
+    def __call__(self, chunks: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Yield the chunks; each counts once whoever takes them has come back for the next."""
+        for chunk in chunks:
+            yield chunk
+            self.done += len(chunk)
+            self.progress(self.done, self.total)
 
 
 @contextlib.contextmanager

@@ -73,14 +73,34 @@ def _half(section: Section) -> Half:
     if len(set(num_slots.values())) > 1:
         raise section.error("tail", f"as many slots as head, {num_slots['head']}", str(num_slots["tail"]))
     slots = next(iter(num_slots.values()))
+    source_slots = _source_slots(section, slots) if section.has("source_slots") else None
+    held, whose = slots, f"the {slots} slots of the record buffer"
+    if source_slots is not None:
+        held, whose = source_slots.shape[0], f"the {source_slots.shape[0]} slots of source_slots"
     sources = tuple(
-        _source(source, num_slots=slots) for source in section.sections("sources", most=MAX_SOURCES, default=True)
+        _source(source, num_slots=held, whose=whose)
+        for source in section.sections("sources", most=MAX_SOURCES, default=True)
     )
     source_hashes = None
     if section.has("source_hashes"):
         columns = ("sources", len(sources)) if sources else "sources"
         source_hashes = section.packed("source_hashes", torch.int64, ("num_slots", slots), columns)
-    return Half(head=buffers.get("head"), tail=buffers.get("tail"), sources=sources, source_hashes=source_hashes)
+    return Half(
+        head=buffers.get("head"),
+        tail=buffers.get("tail"),
+        sources=sources,
+        source_hashes=source_hashes,
+        source_slots=source_slots,
+    )
+
+
+def _source_slots(section: Section, num_slots: int) -> torch.Tensor:
+    slots = section.packed("source_slots", torch.int64, "k")
+    inside = bool(((slots >= 0) & (slots < num_slots)).all())
+    if not inside or not bool((slots[1:] > slots[:-1]).all()):
+        expected = f"ascending slots from 0 to {num_slots - 1}"
+        raise section.error("source_slots", expected, f"{describe(slots)} that are not")
+    return slots
 
 
 def _records(section: Section, stage: str) -> torch.Tensor:
@@ -93,7 +113,7 @@ def _records(section: Section, stage: str) -> torch.Tensor:
     return buffer
 
 
-def _source(section: Section, *, num_slots: int) -> Source:
+def _source(section: Section, *, num_slots: int, whose: str) -> Source:
     tensor = section.tensor("tensor", None, "rows", "row")
     if not rows_are_separate(tensor):
         got = f"{describe(tensor)} with strides {list(tensor.stride())}"
@@ -107,7 +127,7 @@ def _source(section: Section, *, num_slots: int) -> Source:
         raise section.error("tensor", expected, f"{describe(tensor)}, {row_bytes} bytes a row")
     slots = tensor.shape[0] * page_size
     if slots < num_slots:
-        expected = f"bytes for the {num_slots} slots of the record buffer"
+        expected = f"bytes for {whose}"
         raise section.error("tensor", expected, f"{describe(tensor)}, {slots} slots")
     return Source(
         name=section.text("name"),

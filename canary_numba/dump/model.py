@@ -39,13 +39,15 @@ class Half:
     """Records of the K or the V half. ``head``, ``tail``: uint8 ``[num_slots, stride]``, at least one is present.
 
     ``source_hashes``: int64 ``[num_slots, n_sources]``, the real-KV hash of each source alone; records hold only the
-    combination of all.
+    combination of all. ``source_slots``: int64 ``[k]``, ascending: the sources hold the bytes of these slots only, as
+    if they were slots 0 to k - 1; None = of all.
     """
 
     head: torch.Tensor | None = None
     tail: torch.Tensor | None = None
     sources: tuple[Source, ...] = ()
     source_hashes: torch.Tensor | None = None
+    source_slots: torch.Tensor | None = None
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, NoReturn
 
 import torch
 from safetensors import safe_open
 
 from canary_numba.dump.dtypes import SAFETENSORS_CODE, dtype_name
-from canary_numba.dump.tensors import nbytes, printable
+from canary_numba.dump.files import Counted
+from canary_numba.dump.pages import forget
+from canary_numba.dump.tensors import extent_bytes, nbytes, printable
 from canary_numba.errors import DumpFormatError, DumpReadError
 
 METADATA_KEY: Final[str] = "canary_dump"
@@ -146,11 +148,12 @@ def _insert(root: dict[str, Any], name: str, tensor: torch.Tensor) -> None:
         raise DumpReadError(f"its tensor {printable(name)} stands where the dump has something else")
 
 
-def write(mapping: Mapping[str, Any], file: BinaryIO) -> None:
+def write(mapping: Mapping[str, Any], file: BinaryIO, progress: Callable[[int, int], None]) -> None:
     """Write the nested dict of a dump (as :func:`~canary_numba.dump.encode` makes it) to an open file.
 
     Streams: no more than one chunk of a tensor is copied at a time, where safetensors' own writer wants every tensor
-    contiguous in memory. A row-strided source comes out without its gaps.
+    contiguous in memory. A row-strided source comes out without its gaps. ``progress`` is told the bytes written and
+    all there are to write.
 
     Raises
     ------
@@ -176,8 +179,9 @@ def write(mapping: Mapping[str, Any], file: BinaryIO) -> None:
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     file.write(len(text).to_bytes(8, "little"))
     file.write(text)
+    written = Counted(end, progress)
     for name in names:
-        for chunk in _chunks(tensors[name]):
+        for chunk in written(_chunks(tensors[name])):
             file.write(chunk)
 
 
@@ -211,4 +215,6 @@ def _chunks(tensor: torch.Tensor) -> Iterator[memoryview]:
     row_bytes = max(1, nbytes(tensor) // max(1, rows))
     step = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, rows, step):
-        yield tensor[start : start + step].contiguous().view(torch.uint8).numpy().data
+        piece = tensor[start : start + step]
+        yield piece.contiguous().view(torch.uint8).reshape(-1).numpy().data
+        forget(piece.data_ptr(), extent_bytes(piece))

@@ -39,6 +39,14 @@ def nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def extent_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first element of a tensor to its last, gaps included."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()
+
+
 def flaw(tensor: torch.Tensor) -> str | None:
     """Say why a dump cannot hold ``tensor``, or None when it can.
 

@@ -42,6 +42,24 @@ def mix(words: torch.Tensor) -> torch.Tensor:
     return words ^ logical_shift_right(words, last)
 
 
+_INVERSES = tuple(
+    signed_word(pow(multiplier, -1, 2**64)) for multiplier in (SPLITMIX64_MULTIPLIER_1, SPLITMIX64_MULTIPLIER_2)
+)
+
+
+def unmix(words: torch.Tensor) -> torch.Tensor:
+    """Undo :func:`mix`: the words that it mixes to ``words``."""
+    first, second, last = SPLITMIX64_SHIFTS
+    words = _undo_shift(words, last) * _INVERSES[1]
+    words = _undo_shift(words, second) * _INVERSES[0]
+    return _undo_shift(words, first)
+
+
+def _undo_shift(words: torch.Tensor, bits: int) -> torch.Tensor:
+    # Two terms are enough for shifts of 22 bits and more: the third would shift everything out.
+    return words ^ logical_shift_right(words, bits) ^ logical_shift_right(words, 2 * bits)
+
+
 def slot_hash(prev_hash: torch.Tensor, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Hash records: what the successor of each stores as PREV_HASH. All int64 of one shape."""
     return mix(mix(mix(prev_hash) ^ token) ^ position)

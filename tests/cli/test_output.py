@@ -21,6 +21,7 @@ from canary_cli.render import table
 from rich.cells import cell_len
 
 from canary_numba.check import check_dump
+from canary_numba.diagnosis import diagnose
 from canary_numba.dump import Dump, load_dump
 from canary_numba.dump.model import LiveLog
 from canary_numba.report import Report, build_dump_report, tool_of
@@ -45,7 +46,7 @@ def load(name: str, request: pytest.FixtureRequest | None = None) -> Dump:
 
 def text_of(dump: Dump, width: int, max_violations: int = 20) -> str:
     result = check_dump(dump, engine="cpu")
-    report = Report(tool=tool_of(result), dumps=(build_dump_report(dump, result),))
+    report = Report(tool=tool_of(result), dumps=(build_dump_report(dump, result, diagnose(dump, result)),))
     return table.render(report, max_violations, color=False, width=width)
 
 

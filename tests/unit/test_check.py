@@ -57,7 +57,7 @@ def test_chunks_smaller_than_the_pool_change_nothing(
     corrupt: Dump, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = decode_violations(corrupt, check_dump(corrupt, engine="reference"))
-    monkeypatch.setattr(kv_hashes, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(kv_hashes, "PIECE_BYTES", 1000)
     watcher = Watcher()
     assert decode_violations(corrupt, check_dump(corrupt, engine=engine, observer=watcher)) == whole
     assert len(whole) == 12
@@ -68,7 +68,7 @@ def test_chunks_smaller_than_the_pool_change_nothing(
 
 def test_a_chunk_smaller_than_a_slot_still_gets_on(corrupt: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode_violations(corrupt, check_dump(corrupt, engine="cpu"))
-    monkeypatch.setattr(kv_hashes, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(kv_hashes, "PIECE_BYTES", 1)
     assert decode_violations(corrupt, check_dump(corrupt, engine="cpu")) == whole
 
 

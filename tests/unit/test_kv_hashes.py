@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +90,8 @@ def test_slots_not_asked_for_stay_zero(mode: RealKvHashMode, engine: str, monkey
     sources = tuple(noise(half.num_slots, page_size=4, token_bytes=24, read_bytes=20, seed=i) for i in range(5))
     half = replace(half, sources=sources)
     slots = torch.tensor([1, 7, 8, 300, half.num_slots - 1])
-    monkeypatch.setattr(kv_hashes, "CHUNK_BYTES", 2 * kv_hashes.bytes_per_slot(half, mode))
+    # Two slots a piece: 1 alone, 7 alone, 8 alone, ..., since those between them count as well.
+    monkeypatch.setattr(kv_hashes, "PIECE_BYTES", 2 * 24)
     done: list[int] = []
     hashes = kv_hashes.hash_slots(
         half, mode, slots, engine=engine, device=torch.device(harness.device_of(engine)), advance=done.append
@@ -95,5 +99,42 @@ def test_slots_not_asked_for_stay_zero(mode: RealKvHashMode, engine: str, monkey
     plain = [harness.source_of(kv_hashes._in_place(source)) for source in sources]
     assert hashes[slots].tolist() == [naive.signed(naive.real_kv_hash(plain, int(mode), s)) for s in slots.tolist()]
     assert int(hashes.count_nonzero()) == 5
-    width = 5 * (16 if mode == RealKvHashMode.PARTIAL else 20)
-    assert done == [2 * width, 2 * width, width]
+    width = 16 if mode == RealKvHashMode.PARTIAL else 20
+    assert done == [width] * 5 * 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux only")
+@pytest.mark.parametrize(("mode", "step"), [(RealKvHashMode.ALL, 1), (RealKvHashMode.PARTIAL, 50)])
+def test_a_mapped_file_does_not_pile_up_in_memory(mode: RealKvHashMode, step: int, tmp_path: Path) -> None:
+    program = f"""
+import torch
+from pathlib import Path
+from measure import resident_kib
+from canary_numba import kv_hashes
+from canary_numba.dump import Half, Source
+from canary_numba.layout import RealKvHashMode
+
+kv_hashes.PIECE_BYTES = 16 << 20
+rows = 1 << 17
+sources = []
+for name in ("a", "b"):
+    path = {str(tmp_path)!r} + "/" + name
+    with open(path, "wb") as file:
+        file.truncate(rows << 12)
+    mapped = torch.from_file(path, shared=False, size=rows << 12, dtype=torch.uint8).view(rows, 4096)
+    sources.append(Source(name=name, tensor=mapped, page_size=1, num_bytes_per_token=4096, read_bytes=4096))
+half = Half(tail=torch.zeros((rows, 32), dtype=torch.uint8), sources=tuple(sources))
+def hash_them(slots):
+    kv_hashes.hash_slots(half, RealKvHashMode({int(mode)}), slots, engine="cpu", device=torch.device("cpu"),
+                         advance=lambda done: None)
+hash_them(torch.arange(10))
+Path("/proc/self/clear_refs").write_text("5")
+before = resident_kib("VmRSS")
+hash_them(torch.arange(0, rows, {step}))
+print(resident_kib("VmHWM") - before)
+"""
+    attacks = Path(__file__).parents[1] / "attacks"
+    environment = os.environ | {"PYTHONPATH": str(attacks)}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    # A gibibyte was mapped and every page of it, or every fiftieth, touched.
+    assert int(run.stdout) < 128 << 10

@@ -13,7 +13,7 @@ from canary_cli.render import json as json_renderer
 
 from canary_numba.check import check_dump
 from canary_numba.dump import Dump, load_dump
-from canary_numba.findings import Finding
+from canary_numba.findings import Diagnosis, Finding
 from canary_numba.report import DumpReport, Report, build_dump_report, hex64, tool_of, verdict_of
 
 DUMPS = Path(__file__).parents[2] / "examples" / "dumps"
@@ -32,6 +32,10 @@ DUMP = {
     "findings",
     "live_violations",
     "skipped",
+    "tested",
+    "not_tested",
+    "strips",
+    "pool_maps",
 }
 VIOLATION = {
     "tag",
@@ -58,6 +62,8 @@ FINDING = {
     "evidence",
     "next_steps",
     "details",
+    "pool",
+    "slot_lines",
 }
 LATENT = Finding(
     fault="live_slot_on_free_list",
@@ -81,7 +87,8 @@ def report_of(name: str, *findings: Finding, strict: bool = False, max_violation
 
 
 def dump_report(dump: Dump, *findings: Finding, strict: bool = False) -> DumpReport:
-    return build_dump_report(dump, check_dump(dump, engine="cpu"), findings, strict=strict)
+    diagnosis = Diagnosis(findings=findings, tested=("double_free",), not_tested=())
+    return build_dump_report(dump, check_dump(dump, engine="cpu"), diagnosis, strict=strict)
 
 
 _TOOL = tool_of(check_dump(load_dump(DUMPS / "clean.pt"), engine="cpu"))
@@ -142,6 +149,8 @@ def test_values() -> None:
         "evidence": ["both lists hold 122"],
         "next_steps": ["look for an early free"],
         "details": {"writer": None},
+        "pool": "FULL",
+        "slot_lines": [],
     }
 
 

@@ -15,17 +15,42 @@ from canary_numba.sources import FlatSource, flatten_source
 _BYTE = np.uint64(8)
 
 
+@njit
+def _start_of(slot: Any, row_size: Any, page_size: Any, token_size: Any):
+    # A slot that is not to be folded is read like slot 0, and then left out. Unsigned: a signed index would be tested
+    # for counting from the end at every load.
+    slot = max(slot, 0)
+    return np.uint64((slot // page_size) * row_size + (slot % page_size) * token_size)
+
+
 @njit(parallel=True, cache=True)
 def _fold_words(words: Any, row_words: Any, page_size: Any, token_words: Any, read_words: Any, slots: Any, out: Any):
+    # A fold is one long chain of dependent multiplications; four at a time keep the multiplier busy.
     num_slots = slots.shape[0]
-    for i in prange(num_slots):
-        slot = slots[i]
-        if slot >= 0:
-            start = (slot // page_size) * row_words + (slot % page_size) * token_words
-            acc = np.uint64(0)
-            for k in range(read_words):
-                acc = fold_word(acc, words[start + k])
-            out[i] = fold_word(out[i], acc)
+    for step in prange((num_slots + 3) // 4):
+        i = 4 * step
+        slot_0 = slots[i]
+        slot_1 = slots[i + 1] if i + 1 < num_slots else -1
+        slot_2 = slots[i + 2] if i + 2 < num_slots else -1
+        slot_3 = slots[i + 3] if i + 3 < num_slots else -1
+        start_0 = _start_of(slot_0, row_words, page_size, token_words)
+        start_1 = _start_of(slot_1, row_words, page_size, token_words)
+        start_2 = _start_of(slot_2, row_words, page_size, token_words)
+        start_3 = _start_of(slot_3, row_words, page_size, token_words)
+        acc_0 = acc_1 = acc_2 = acc_3 = np.uint64(0)
+        for k in range(np.uint64(read_words)):
+            acc_0 = fold_word(acc_0, words[start_0 + k])
+            acc_1 = fold_word(acc_1, words[start_1 + k])
+            acc_2 = fold_word(acc_2, words[start_2 + k])
+            acc_3 = fold_word(acc_3, words[start_3 + k])
+        if slot_0 >= 0:
+            out[i] = fold_word(out[i], acc_0)
+        if slot_1 >= 0:
+            out[i + 1] = fold_word(out[i + 1], acc_1)
+        if slot_2 >= 0:
+            out[i + 2] = fold_word(out[i + 2], acc_2)
+        if slot_3 >= 0:
+            out[i + 3] = fold_word(out[i + 3], acc_3)
 
 
 @njit(parallel=True, cache=True)
@@ -50,6 +75,8 @@ def fold_sources(sources: Sequence[FlatSource], slots: np.ndarray, hashes: np.nd
     A slot outside any of the sources leaves its hash as it is.
     """
     limit = min(source.num_slots for source in sources)
+    if limit == 0:
+        return
     inside = np.where(slots < limit, slots, -1)
     for source in sources:
         if source.alignment >= 8:
