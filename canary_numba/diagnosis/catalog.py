@@ -33,6 +33,9 @@ class Fault:
     order: int
 
 
+MOST_BYTES_DECODED: Final = 8 << 30
+"""K/V bytes of a dump up to which all are decoded in search of NaN and Inf; a larger one is read once only, for hashes."""
+
 _LATENT: Final = {"live_slot_on_free_list", "double_free", "unlawful_sharing", "stale_row_tail", "nonfinite_kv"}
 
 
@@ -58,6 +61,16 @@ def missing_key(dump: Dump, fault: Fault) -> str | None:
     return next((key for key in fault.keys if not _has(dump, key)), None)
 
 
+def kv_bytes(dump: Dump) -> int:
+    """Bytes of all K/V sources of a dump."""
+    return sum(
+        source.tensor.numel() * source.tensor.element_size()
+        for group in dump.groups
+        for half in group.halves.values()
+        for source in half.sources
+    )
+
+
 def _has(dump: Dump, key: str) -> bool:
     requests = dump.requests
     sources = any(half.sources for group in dump.groups for half in group.halves.values())
@@ -80,6 +93,7 @@ def _has(dump: Dump, key: str) -> bool:
             for half in group.halves.values()
             for source in half.sources
         ),
+        "at most 8 GiB of K/V bytes": kv_bytes(dump) <= MOST_BYTES_DECODED,
         "a dump of another rank": False,
     }
     return answers[key]

@@ -287,7 +287,7 @@ TEXTS: Final[dict[str, dict[str, Any]]] = {
         "next_steps": [
             "Look at the model's numerics (fp8 scales, overflow), and zero slots that masked attention still reads."
         ],
-        "keys": ["groups[].halves.K.sources", "sources of a floating dtype"],
+        "keys": ["groups[].halves.K.sources", "sources of a floating dtype", "at most 8 GiB of K/V bytes"],
     },
     "stale_violation_log": {
         "summary": "The live ring holds rows that no longer reproduce.",

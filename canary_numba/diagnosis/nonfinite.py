@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from canary_numba.diagnosis.case import Case, Desk, plural, span
+from canary_numba.diagnosis.catalog import MOST_BYTES_DECODED, kv_bytes
 from canary_numba.diagnosis.chains import Int64s
 from canary_numba.diagnosis.kv_lookup import non_finite
 from canary_numba.diagnosis.view import GroupView
 from canary_numba.dump.model import Source
+from canary_numba.dump.pages import forget
 from canary_numba.findings import CERTAIN
 
 CHUNK_BYTES = 64 << 20
@@ -22,6 +24,8 @@ CHUNK_BYTES = 64 << 20
 
 def find_non_finite(desk: Desk) -> None:
     """One case for each pool and half with non-finite bytes that no finding explains."""
+    if kv_bytes(desk.view.dump) > MOST_BYTES_DECODED:
+        return
     for group in desk.view.groups.values():
         by_half: dict[str, list[Int64s]] = {}
         names: list[str] = []
@@ -82,6 +86,7 @@ def poisoned(source: Source, num_slots: int) -> Int64s:
         bad = non_finite(piece.reshape(piece.shape[0] * page, width), source.tensor.dtype)
         assert bad is not None
         found.append(torch.nonzero(bad.any(dim=1))[:, 0].numpy() + begin * page)
+        forget(piece.data_ptr(), piece.shape[0] * raw.stride(0))
     slots = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
     return slots[slots < num_slots]
 

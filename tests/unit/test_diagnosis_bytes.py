@@ -6,6 +6,7 @@ import pytest
 import torch
 from diagnosis_world import World
 
+from canary_numba.diagnosis import catalog, nonfinite
 from canary_numba.findings import CERTAIN, CORRUPT, LATENT, NOTE
 
 
@@ -131,6 +132,17 @@ def test_nan_from_the_beginning() -> None:
     assert (found.severity, found.confidence) == (LATENT, CERTAIN)
     assert found.slots == (0, slot)
     assert found.details["in_use"] == 1
+
+
+def test_bytes_of_a_large_dump_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.kv["FULL", "V"][0, 0] = float("nan")
+    assert [finding.fault for finding in world.diagnose().findings] == ["nonfinite_kv"]
+    for module in (catalog, nonfinite):
+        monkeypatch.setattr(module, "MOST_BYTES_DECODED", catalog.kv_bytes(world.dump()) - 1)
+    diagnosis = world.diagnose()
+    assert diagnosis.findings == ()
+    assert {one.fault: one.key for one in diagnosis.not_tested}["nonfinite_kv"] == "at most 8 GiB of K/V bytes"
 
 
 def test_live_ring() -> None:
