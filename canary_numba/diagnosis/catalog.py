@@ -34,7 +34,7 @@ class Fault:
 
 
 MOST_BYTES_DECODED: Final = 8 << 30
-"""K/V bytes of a dump up to which all are searched for NaN and Inf; those of a larger one are only read to hash them."""
+"""K/V bytes up to which all are searched for NaN and Inf; those of a larger dump are read only for their hashes."""
 
 _LATENT: Final = {"live_slot_on_free_list", "double_free", "unlawful_sharing", "stale_row_tail", "nonfinite_kv"}
 
