@@ -20,6 +20,7 @@ from canary_numba.dump import Dump
 from canary_numba.report import Report, build_dump_report, tool_of
 
 DUMP = str(Path(__file__).parents[2] / "examples" / "dumps" / "double_allocation.pt")
+DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE = "</code><script>alert(1)</script> | `x` **b** \x1b[31m ``` [a](b)"
 
 
@@ -108,3 +109,19 @@ def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([DUMP, "-q", "--svg", str(tmp_path / "no" / "x.svg")]) == exit_codes.USAGE
     assert "x.svg" in capsys.readouterr().err
+
+
+def test_the_picture_in_the_docs_is_of_this_report() -> None:
+    picture = ET.parse(DOCS / "pictures" / "double_allocation.svg").getroot()
+    report = report_of(replace(load("double_allocation"), path="examples/dumps/double_allocation.pt"))
+    fresh = ET.fromstring(image.render_svg(report, 4))
+    # Not the drawing itself, which is rich's and changes with it.
+    assert "".join(picture.itertext()).split() == "".join(fresh.itertext()).split()
+
+
+def test_the_page_in_the_docs_is_of_this_report() -> None:
+    shown, fresh = Text(), Text()
+    shown.feed((DOCS / "pictures" / "kv_bit_flip.html").read_text(encoding="utf-8"))
+    report = report_of(replace(load("kv_bit_flip"), path="examples/dumps/kv_bit_flip.pt"))
+    fresh.feed(image.render_html(report, 4))
+    assert shown.text.split() == fresh.text.split()
