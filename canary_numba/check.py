@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from canary_numba.check_hashes import Observer, changed_sources, expected_hashes
@@ -290,6 +291,11 @@ def _in_plan_order(
         zero_init_okay=zero_init_okay,
         real_kv_hashes=None if hashes is None else hashes.cpu(),
     )
-    if sorted(again.tolist()) != sorted(rows.tolist()):
+    if not torch.equal(_sorted(again), _sorted(rows)):
         raise RuntimeError(f"{tag.name}: the engine's violation rows differ from the torch reference's")
     return again, candidates[failing]
+
+
+def _sorted(rows: torch.Tensor) -> torch.Tensor:
+    """Rows int64 ``[n, 8]`` by their first field, then their second, and so on."""
+    return rows[np.lexsort(rows.numpy().T[::-1])]

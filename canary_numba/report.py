@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 
 import canary_numba
 from canary_numba.check import CheckResult, Skipped
 from canary_numba.dump.model import Dump
 from canary_numba.findings import CORRUPT, LATENT, Diagnosis, Finding, NotTested, Pictures
-from canary_numba.violations import Violation, decode_violations, live_violations
+from canary_numba.layout import VIOLATION_FIELD_SLOT_IDX
+from canary_numba.violation_list import ViolationList
+from canary_numba.violations import Violation, decode_row, live_violations
 
 SCHEMA_VERSION = 1
 CLEAN = "clean"
@@ -59,7 +62,7 @@ class DumpReport:
     seconds: float
     bytes_checked: int
     checks: tuple[CheckLine, ...]
-    violations: tuple[Violation, ...]
+    violations: Sequence[Violation]
     findings: tuple[Finding, ...]
     live: LiveViolations
     skipped: tuple[Skipped, ...]
@@ -204,6 +207,14 @@ def _facts(dump: Dump) -> dict[str, str]:
     return facts
 
 
+def _reproduced(live: Sequence[Violation], violations: ViolationList) -> int:
+    """How many rows of the live ring fail in the check, too."""
+    slots = np.array([violation.slot for violation in live], dtype=np.int64)
+    rows = violations.rows[np.isin(violations.rows[:, VIOLATION_FIELD_SLOT_IDX], slots)]
+    failing = {(v.tag, v.slot, v.position, v.fail_reason_bits) for v in map(decode_row, rows.tolist())}
+    return sum((v.tag, v.slot, v.position, v.fail_reason_bits) in failing for v in live)
+
+
 def build_dump_report(
     dump: Dump,
     result: CheckResult,
@@ -213,10 +224,9 @@ def build_dump_report(
 ) -> DumpReport:
     """Put together what was found in one dump; without a diagnosis, violations alone."""
     diagnosis = diagnosis or Diagnosis(findings=(), tested=(), not_tested=())
-    violations = decode_violations(dump, result)
+    violations = ViolationList(dump, result)
     total, live = live_violations(dump)
-    failing = {(v.tag, v.slot, v.position, v.fail_reason_bits) for v in violations}
-    reproduced = sum((v.tag, v.slot, v.position, v.fail_reason_bits) in failing for v in live)
+    reproduced = _reproduced(live, violations)
     return DumpReport(
         path=dump.path or "<memory>",
         verdict=verdict_of(violations, diagnosis.findings, strict),

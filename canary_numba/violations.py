@@ -1,17 +1,11 @@
-"""Violation rows decoded, and tied to the requests and positions they belong to."""
+"""Violation rows, decoded; :mod:`canary_numba.violation_list` ties those of a check to requests and positions."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
-import torch
-
-from canary_numba.check import CheckResult, TagCheck
-from canary_numba.check_plans import entries_per_request
-from canary_numba.dump.model import Dump, Group
+from canary_numba.dump.model import Dump
 from canary_numba.layout import (
-    SLOT_OUT_OF_RANGE,
     VIOLATION_FIELD_EXPECTED_AUX,
     VIOLATION_FIELD_EXPECTED_TOKEN,
     VIOLATION_FIELD_FAIL_REASON_BITS,
@@ -21,12 +15,10 @@ from canary_numba.layout import (
     VIOLATION_FIELD_STORED_CHAIN_HASH,
     VIOLATION_FIELD_STORED_TOKEN,
     CanaryLaunchTag,
-    FailReason,
     reason_names,
 )
 
 _U64 = (1 << 64) - 1
-_REAL_KV = int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,73 +71,6 @@ def decode_row(row: list[int]) -> Violation:
         expected_aux=row[VIOLATION_FIELD_EXPECTED_AUX] & _U64,
         fail_reason_bits=row[VIOLATION_FIELD_FAIL_REASON_BITS],
     )
-
-
-def request_of_entries(dump: Dump, group: Group, entries: torch.Tensor) -> list[str]:
-    """Name the request that each entry (int64 ``[n]``) of the group's requests' plan belongs to."""
-    requests = dump.requests
-    assert requests is not None
-    ends = entries_per_request(requests, group.swa_window_size).cumsum(0)
-    return [requests.rids[i] for i in torch.searchsorted(ends, entries, right=True).tolist()]
-
-
-def _owners(dump: Dump, group: Group, plan_slots: torch.Tensor, slots: torch.Tensor) -> dict[int, tuple[str, ...]]:
-    """All requests whose plan entries hold each of ``slots``, in plan order."""
-    entries = torch.isin(plan_slots, slots).nonzero()[:, 0]
-    owners: dict[int, list[str]] = defaultdict(list)
-    for slot, rid in zip(plan_slots[entries].tolist(), request_of_entries(dump, group, entries), strict=True):
-        if rid not in owners[slot]:
-            owners[slot].append(rid)
-    return {slot: tuple(rids) for slot, rids in owners.items()}
-
-
-def _requests_plan(result: CheckResult, kind: str) -> TagCheck | None:
-    for check in result.checks:
-        if check.tag.pool_kind == kind and check.tag.stage != "SWEEP":
-            return check
-    return None
-
-
-def decode_violations(dump: Dump, result: CheckResult) -> tuple[Violation, ...]:
-    """Decode every row of a check, sorted by tag, slot and position: the same on every engine."""
-    groups = {group.kind: group for group in dump.groups}
-    violations: list[Violation] = []
-    for check in result.checks:
-        if check.rows.shape[0] == 0:
-            continue
-        group = groups[check.tag.pool_kind]
-        places = check.plan.verify_expected_positions[check.entries].tolist()
-        by_requests = _requests_plan(result, group.kind)
-        owners: dict[int, tuple[str, ...]] = {}
-        if by_requests is not None:
-            count = int(by_requests.plan.verify_num_valid)
-            owners = _owners(dump, group, by_requests.plan.verify_slot_indices[:count], check.rows[:, 1])
-            # Not a slot: requests whose tables lead outside have nothing in common.
-            owners.pop(SLOT_OUT_OF_RANGE, None)
-        names: list[str | None]
-        if check.tag.stage == "SWEEP":
-            names = [owners.get(slot, (None,))[0] for slot in check.rows[:, 1].tolist()]
-        else:
-            names = list(request_of_entries(dump, group, check.entries))
-        for row, place, name in zip(check.rows.tolist(), places, names, strict=True):
-            bare = decode_row(row)
-            violations.append(
-                Violation(
-                    tag=bare.tag,
-                    slot=bare.slot,
-                    position=bare.position,
-                    stored_token=bare.stored_token,
-                    expected_token=bare.expected_token,
-                    stored_chain_hash=bare.stored_chain_hash,
-                    expected_aux=bare.expected_aux,
-                    fail_reason_bits=bare.fail_reason_bits,
-                    request=name,
-                    table_position=place,
-                    requests=owners.get(bare.slot, () if name is None else (name,)),
-                    sources=check.changed_sources.get(bare.slot) if bare.fail_reason_bits & _REAL_KV else None,
-                )
-            )
-    return tuple(sorted(violations, key=lambda violation: violation.order))
 
 
 def live_violations(dump: Dump) -> tuple[int, tuple[Violation, ...]]:

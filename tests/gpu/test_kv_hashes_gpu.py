@@ -12,7 +12,7 @@ from canary_numba.check import check_dump
 from canary_numba.dump import Half, Source, load_dump
 from canary_numba.kv_hashes import hash_slots
 from canary_numba.layout import RealKvHashMode
-from canary_numba.violations import decode_violations
+from canary_numba.violation_list import ViolationList
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")]
 
@@ -60,9 +60,9 @@ def test_the_gpu_hashes_as_the_cpu_does(
 
 def test_a_dump_checks_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     dump = load_dump(CORRUPT)
-    whole = decode_violations(dump, check_dump(dump, engine="cpu"))
+    whole = ViolationList(dump, check_dump(dump, engine="cpu"))
     monkeypatch.setattr(kv_hashes, "PIECE_BYTES", 1000)
-    assert decode_violations(dump, check_dump(dump, engine="cuda")) == whole
+    assert ViolationList(dump, check_dump(dump, engine="cuda")) == whole
 
 
 def test_bytes_of_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

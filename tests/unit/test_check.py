@@ -14,7 +14,8 @@ from canary_numba.check import check_dump
 from canary_numba.dump import Dump, load_dump
 from canary_numba.errors import ArgumentError, DumpError, EngineUnavailableError
 from canary_numba.layout import SLOT_OUT_OF_RANGE
-from canary_numba.violations import decode_row, decode_violations
+from canary_numba.violation_list import ViolationList
+from canary_numba.violations import decode_row
 
 DUMPS = Path(__file__).parents[2] / "examples" / "dumps"
 
@@ -56,10 +57,10 @@ class Watcher:
 def test_chunks_smaller_than_the_pool_change_nothing(
     corrupt: Dump, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = decode_violations(corrupt, check_dump(corrupt, engine="reference"))
+    whole = ViolationList(corrupt, check_dump(corrupt, engine="reference"))
     monkeypatch.setattr(kv_hashes, "PIECE_BYTES", 1000)
     watcher = Watcher()
-    assert decode_violations(corrupt, check_dump(corrupt, engine=engine, observer=watcher)) == whole
+    assert ViolationList(corrupt, check_dump(corrupt, engine=engine, observer=watcher)) == whole
     assert len(whole) == 12
     assert len(watcher.done) > 10
     assert max(watcher.done) <= 1000
@@ -67,9 +68,9 @@ def test_chunks_smaller_than_the_pool_change_nothing(
 
 
 def test_a_chunk_smaller_than_a_slot_still_gets_on(corrupt: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = decode_violations(corrupt, check_dump(corrupt, engine="cpu"))
+    whole = ViolationList(corrupt, check_dump(corrupt, engine="cpu"))
     monkeypatch.setattr(kv_hashes, "PIECE_BYTES", 1)
-    assert decode_violations(corrupt, check_dump(corrupt, engine="cpu")) == whole
+    assert ViolationList(corrupt, check_dump(corrupt, engine="cpu")) == whole
 
 
 @pytest.mark.parametrize("ring_rows", [0, 1, 11])
@@ -83,11 +84,11 @@ def test_a_ring_that_overflows_is_filled_again(
         launches.append(arguments["context"].violation_ring.shape[0])
         verify(**arguments)
 
-    whole = decode_violations(corrupt, check_dump(corrupt, engine="reference"))
+    whole = ViolationList(corrupt, check_dump(corrupt, engine="reference"))
     monkeypatch.setattr(check, "launch_canary_verify_kernel", counted)
     monkeypatch.setattr(check, "RING_ROWS", ring_rows)
     result = check_dump(corrupt, engine=engine)
-    assert decode_violations(corrupt, result) == whole
+    assert ViolationList(corrupt, result) == whole
     assert len(launches) == (12 if ring_rows < 2 else 6)
     # The second launch must not count a failing entry twice.
     assert sum(found.reasons.get("verify_chain_hash", 0) for found in result.checks) == len(whole)
@@ -102,7 +103,7 @@ def test_a_prefix_longer_than_the_table(clean: Dump, engine: str) -> None:
     result = check_dump(dump, engine=engine)
     heads = next(found for found in result.checks if found.tag.name == "HEAD_K_FULL")
     assert heads.num_entries == width + 1 + int(lengths[1:].sum())
-    last = [v for v in decode_violations(dump, result) if v.tag == "HEAD_K_FULL"][-1]
+    last = [v for v in ViolationList(dump, result) if v.tag == "HEAD_K_FULL"][-1]
     assert (last.slot, last.request, last.table_position) == (SLOT_OUT_OF_RANGE, "chat-0", width)
     assert last.reasons == ["verify_slot_out_of_range"]
 
@@ -112,7 +113,7 @@ def test_a_request_whose_row_is_not_in_the_table(clean: Dump, engine: str) -> No
     indices = clean.requests.req_pool_indices.clone()
     indices[1] = 10**9
     dump = replace(clean, requests=replace(clean.requests, req_pool_indices=indices))
-    rows = [v for v in decode_violations(dump, check_dump(dump, engine=engine)) if v.tag == "TAIL_V_FULL"]
+    rows = [v for v in ViolationList(dump, check_dump(dump, engine=engine)) if v.tag == "TAIL_V_FULL"]
     assert [(v.slot, v.request) for v in rows] == [(SLOT_OUT_OF_RANGE, "doc-1")] * 103
     assert sorted(v.table_position or 0 for v in rows) == list(range(103))
     assert {v.fail_reason_bits for v in rows} == {64, 64 | 128}

@@ -17,7 +17,7 @@ from canary_numba import kv_hashes
 from canary_numba.check import check_dump
 from canary_numba.dump import Dump, Source, load_dump
 from canary_numba.layout import RealKvHashMode
-from canary_numba.violations import decode_violations
+from canary_numba.violation_list import ViolationList
 
 CLEAN = Path(__file__).parents[2] / "examples" / "dumps" / "clean.pt"
 
@@ -79,7 +79,7 @@ def test_sources_of_any_number_and_shape(engine: str, shapes: list[tuple[int, in
         spoilt = (*sources[:i], replace(sources[i], tensor=tensor), *sources[i + 1 :])
         half = dump.groups[0].halves["K"]
         broken = with_half(dump, sources=spoilt, tail=half.tail)
-        found = decode_violations(broken, check_dump(broken, engine=engine))
+        found = ViolationList(broken, check_dump(broken, engine=engine))
         assert {v.tag for v in found} <= {"TAIL_K_FULL", "SWEEP_K_FULL"}
         assert {(v.slot, v.fail_reason_bits) for v in found} == {(slot, 4)}
 

@@ -23,7 +23,7 @@ from canary_numba.layout import RealKvHashMode
 from canary_numba.mixing import splitmix64_inverse
 from canary_numba.reference.words import mix, unmix
 from canary_numba.report import Report, build_dump_report, tool_of
-from canary_numba.violations import decode_violations
+from canary_numba.violation_list import ViolationList
 
 CLEAN = Path(__file__).parents[2] / "examples" / "dumps" / "clean.pt"
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -104,7 +104,7 @@ def test_the_changed_layer_is_named(layered: Dump, engine: str) -> None:
     first, second = slot_of(layered, 100), slot_of(layered, 7)
     dump = changed(changed(layered, first, 2), second, 0, 3)
     result = check_dump(dump, engine=engine)
-    found = decode_violations(dump, result)
+    found = ViolationList(dump, result)
     assert {(v.slot, v.sources) for v in found} == {(first, ("layer2",)), (second, ("layer0", "source 3"))}
     assert {v.tag for v in found} >= {"SWEEP_K_FULL"}
     data = build_dump_report(dump, result).to_dict()["violations"]
@@ -128,16 +128,16 @@ def test_the_names_do_not_depend_on_how_many_are_looked_at_once(layered: Dump, m
     dump = layered
     for number in range(0, 50, 5):
         dump = changed(dump, slot_of(layered, number), number % 4)
-    whole = decode_violations(dump, check_dump(dump, engine="cpu"))
+    whole = ViolationList(dump, check_dump(dump, engine="cpu"))
     assert len({v.slot for v in whole}) == 10
     monkeypatch.setattr(check_hashes, "ROWS_AT_ONCE", 3)
-    assert decode_violations(dump, check_dump(dump, engine="cpu")) == whole
+    assert ViolationList(dump, check_dump(dump, engine="cpu")) == whole
 
 
 def test_without_single_hashes_nothing_is_named(layered: Dump) -> None:
     dump = with_half(changed(layered, slot_of(layered, 100), 2), source_hashes=None)
     result = check_dump(dump, engine="cpu")
-    assert {v.sources for v in decode_violations(dump, result)} == {None}
+    assert {v.sources for v in ViolationList(dump, result)} == {None}
     assert all("sources" not in violation for violation in build_dump_report(dump, result).to_dict()["violations"])
 
 
@@ -148,7 +148,7 @@ def test_single_hashes_of_other_bytes_name_nothing(layered: Dump) -> None:
     stale = half.source_hashes.clone()
     stale[slot, 4] += 1
     dump = with_half(changed(layered, slot, 2), source_hashes=stale)
-    assert {(v.slot, v.sources) for v in decode_violations(dump, check_dump(dump, engine="cpu"))} == {(slot, None)}
+    assert {(v.slot, v.sources) for v in ViolationList(dump, check_dump(dump, engine="cpu"))} == {(slot, None)}
 
 
 def test_a_record_whose_hash_was_damaged_accuses_no_layer(layered: Dump) -> None:
@@ -158,7 +158,7 @@ def test_a_record_whose_hash_was_damaged_accuses_no_layer(layered: Dump) -> None
     tail = tail.clone()
     tail[slot, 30] ^= 1
     dump = with_half(layered, tail=tail)
-    assert {(v.slot, v.sources) for v in decode_violations(dump, check_dump(dump, engine="cpu"))} == {(slot, None)}
+    assert {(v.slot, v.sources) for v in ViolationList(dump, check_dump(dump, engine="cpu"))} == {(slot, None)}
 
 
 def test_other_failures_of_a_slot_name_no_layer(layered: Dump) -> None:
@@ -168,7 +168,7 @@ def test_other_failures_of_a_slot_name_no_layer(layered: Dump) -> None:
     tail = tail.clone()
     tail[slot, 8] ^= 1
     dump = with_half(layered, tail=tail)
-    found = decode_violations(dump, check_dump(dump, engine="cpu"))
+    found = ViolationList(dump, check_dump(dump, engine="cpu"))
     assert found
     assert {v.sources for v in found} == {None}
 
@@ -188,5 +188,5 @@ def test_hashes_stand_in_for_bytes_that_were_left_out(layered: Dump, engine: str
     hashes[slot, 1] ^= 1
     tail[slot, 25] ^= 1
     for broken in (with_half(dump, source_hashes=hashes), with_half(dump, tail=tail)):
-        found = decode_violations(broken, check_dump(broken, engine=engine))
+        found = ViolationList(broken, check_dump(broken, engine=engine))
         assert {(v.slot, v.fail_reason_bits, v.sources) for v in found} == {(slot, 4, None)}

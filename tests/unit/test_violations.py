@@ -11,13 +11,14 @@ from canary_numba.check import check_dump
 from canary_numba.dump import Dump, load_dump
 from canary_numba.dump.model import LiveLog, Requests
 from canary_numba.layout import SLOT_OUT_OF_RANGE
-from canary_numba.violations import Violation, decode_violations, live_violations
+from canary_numba.violation_list import ViolationList
+from canary_numba.violations import Violation, live_violations
 
 CLEAN = Path(__file__).parents[2] / "examples" / "dumps" / "clean.pt"
 
 
 def found(dump: Dump, tag: str) -> list[Violation]:
-    violations = decode_violations(dump, check_dump(dump, engine="cpu"))
+    violations = ViolationList(dump, check_dump(dump, engine="cpu"))
     return [violation for violation in violations if violation.tag == tag]
 
 
@@ -145,7 +146,7 @@ def test_rows_outside_the_table_do_not_make_requests_owners_of_one_slot() -> Non
 
 def test_rows_are_sorted_by_tag_slot_and_position() -> None:
     dump = with_table(load_dump(CLEAN), r1_p50=100_000, r1_p20=400, r3_p10=-7)
-    rows = decode_violations(dump, check_dump(dump, engine="cpu"))
+    rows = ViolationList(dump, check_dump(dump, engine="cpu"))
     assert [row.order for row in rows] == sorted(row.order for row in rows)
     heads = [(row.slot, row.position) for row in rows if row.tag == "HEAD_K_FULL"]
     assert heads == sorted(heads)
