@@ -37,12 +37,17 @@ class SourceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfInfo:
-    """The K or V half of a pool; ``records``: bytes of a slot in each buffer that is there, by stage."""
+    """The K or V half of a pool.
+
+    ``records``: bytes of a slot in each buffer that is there, by stage. ``kept_slots``: slots whose K/V bytes were kept,
+    None = all.
+    """
 
     name: str
     records: Mapping[str, int]
     sources: tuple[SourceInfo, ...]
     source_hashes: bool
+    kept_slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +173,7 @@ def _half(name: str, half: Half) -> HalfInfo:
         records={stage: int(buffer.shape[1]) for stage, buffer in half.buffers.items()},
         sources=tuple(_source(source) for source in half.sources),
         source_hashes=half.source_hashes is not None,
+        kept_slots=None if half.source_slots is None else half.source_slots.shape[0],
     )
 
 

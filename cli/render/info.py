@@ -111,6 +111,7 @@ def _pools(dump: DumpInfo, width: int) -> Table:
             Column(header="records", cells=[_records(half) for _, half in rows], keep=7),
             Column(header="window", cells=[window(g.swa_window_size, g.mapped_slots) for g, _ in rows], keep=4),
             Column(header="offset", cells=[str(g.kv_token_id_vs_position_offset) for g, _ in rows], keep=2, right=True),
+            Column(header="K/V bytes of", cells=[_kept(half) for _, half in rows], keep=5),
             Column(header="source hashes", cells=["yes" if half.source_hashes else "no" for _, half in rows], keep=3),
         ],
         width,
@@ -119,6 +120,12 @@ def _pools(dump: DumpInfo, width: int) -> Table:
 
 def _records(half: HalfInfo) -> str:
     return ", ".join(f"{stage.lower()} {stride} B" for stage, stride in half.records.items())
+
+
+def _kept(half: HalfInfo) -> str:
+    if not half.sources:
+        return "no slot"
+    return "all slots" if half.kept_slots is None else f"{half.kept_slots:,} slots"
 
 
 def _form(source: SourceInfo) -> tuple[object, ...]:

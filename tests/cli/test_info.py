@@ -39,6 +39,7 @@ def test_json_of_a_real_dump(capsys: pytest.CaptureFixture[str]) -> None:
     (group,) = dump["groups"]
     assert (group["kind"], group["num_slots"]) == ("FULL", 513)
     assert [half["name"] for half in group["halves"]] == ["K", "V"]
+    assert group["halves"][0]["kept_slots"] is None
     (source,) = group["halves"][0]["sources"]
     assert (source["name"], source["layer"], source["dtype"], source["nbytes"]) == ("layer0.k", 0, "uint8", 513 * 64)
     requests = {request["rid"]: request for request in dump["requests"]}
@@ -56,6 +57,7 @@ def test_json_of_every_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     dump = described(path, capsys)
     assert dump["groups"][1]["mapped_slots"] == 8
     assert dump["groups"][0]["halves"][0]["source_hashes"] is True
+    assert dump["groups"][0]["halves"][0]["kept_slots"] == 9
     assert dump["groups"][0]["halves"][0]["records"] == {"HEAD": 32, "TAIL": 40}
     assert [source["layer"] for source in dump["groups"][0]["halves"][0]["sources"]] == [0, None]
     assert dump["requests"][1]["extra_key"] == "adapter-7"
