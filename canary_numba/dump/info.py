@@ -39,8 +39,8 @@ class SourceInfo:
 class HalfInfo:
     """The K or V half of a pool.
 
-    ``records``: bytes of a slot in each buffer that is there, by stage. ``kept_slots``: slots whose K/V bytes were kept,
-    None = all.
+    ``records``: bytes of a slot in each buffer that is there, by stage. ``kept_slots``: of how many slots the K/V bytes
+    were kept, None = all.
     """
 
     name: str
