@@ -108,6 +108,18 @@ class Attribution:
         order = np.argsort(prev, kind="stable")
         return prev[order], order
 
+    @cached_property
+    def _by_digest(self) -> tuple[Digests, Int64s]:
+        order = np.argsort(self.group.digests, kind="stable")
+        return self.group.digests[order], order
+
+    def slots_with(self, digest: int) -> list[int]:
+        """Slots whose record has this digest, padding left out."""
+        digests, order = self._by_digest
+        wanted = np.array([digest], dtype=np.uint64)
+        begin, end = int(np.searchsorted(digests, wanted)[0]), int(np.searchsorted(digests, wanted, side="right")[0])
+        return [slot for slot in order[begin:end][:MATCHES].tolist() if slot] if digest else []
+
     def successors(self, digest: int, position: int) -> list[int]:
         """Slots whose record names ``position`` and follows the record with this digest, padding left out."""
         prev, order = self._by_prev_hash

@@ -30,7 +30,8 @@ class Case:
 
     ``cells``: damaged (request index, position) pairs; ``slots``: the slots to report. ``pool``: whose slots these are.
     ``partners``: names of requests involved without a damaged cell. ``rivals``: other faults the data would also fit.
-    ``severity``: None means what the catalog says of the fault.
+    ``owner``: whose slot or record it is, where that is a live request's position. ``severity``: None means what the
+    catalog says of the fault.
     """
 
     fault: str
@@ -45,6 +46,7 @@ class Case:
     next_steps: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     rivals: list[str] = field(default_factory=list)
+    owner: Cell | None = None
 
 
 class Explained:

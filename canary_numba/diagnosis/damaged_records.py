@@ -40,7 +40,9 @@ def find_damaged_records(desk: Desk, group: GroupView) -> None:
     """Turn every record that its twins contradict into a case."""
     for damage in _damages(desk, group):
         rest = []
-        for piece in neighbours_in_use(group, damage.slots):
+        hit = np.intersect1d(_differing(group), np.flatnonzero(group.owned))
+        for whole in neighbours_in_use(group, np.union1d(hit, damage.slots)):
+            piece = whole[np.isin(whole, damage.slots)]
             if not _one_half(group, damage) and _is_physical(group, damage, piece):
                 rest.append(piece)
         physical = np.concatenate(rest) if rest else np.empty(0, dtype=np.int64)

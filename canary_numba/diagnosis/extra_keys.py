@@ -2,6 +2,7 @@
 
 - ``wrong_prefix_hit``: two live requests share slots, and their tokens agree, but not their extra keys (adapter, image,
   salt): the K/V bytes were computed for another one. No check fails.
+- ``row_recycled``: the same, and one of them has no slot of its own, though it is not computing its first.
 """
 
 from __future__ import annotations
@@ -31,10 +32,35 @@ def find_shared_across_keys(desk: Desk) -> None:
         if owner < int(group.request[cell]):
             pairs.setdefault((owner, int(group.request[cell])), []).append(cell)
     for (owner, request), cells in pairs.items():
-        desk.add(_case(desk, owner, request, cells))
+        whole = next((r for r in (request, owner) if _has_nothing_else(desk, r, len(cells))), None)
+        if whole is None:
+            desk.add(_shared(desk, owner, request, cells))
+        else:
+            desk.add(_recycled(desk, whole, owner if whole == request else request))
 
 
-def _case(desk: Desk, owner: int, request: int, cells: list[int]) -> Case:
+def _has_nothing_else(desk: Desk, request: int, shared: int) -> bool:
+    group = desk.view.groups["FULL"]
+    own = int(group.starts[request + 1] - group.starts[request])
+    return shared == own and int(desk.view.extend_lens()[request]) == 0
+
+
+def _recycled(desk: Desk, request: int, owner: int) -> Case:
+    group = desk.view.groups["FULL"]
+    cells = np.arange(group.starts[request], group.starts[request + 1])
+    return Case(
+        fault="row_recycled",
+        summary=f"The whole row of {desk.name(request)} belongs to {desk.name(owner)}, whose extra key is another: "
+        "it has no slot of its own.",
+        cells=desk.places(group, cells),
+        slots=group.slot[cells].tolist(),
+        evidence=[f"all {plural(cells.shape[0], 'slot')} are {desk.name(owner)}'s; even the newest token's is"],
+        details={"owner": desk.name(owner), "owner_position": 0},
+        rivals=["wrong_prefix_hit"],
+    )
+
+
+def _shared(desk: Desk, owner: int, request: int, cells: list[int]) -> Case:
     requests, group = desk.view.dump.requests, desk.view.groups["FULL"]
     assert requests is not None
     assert requests.extra_keys is not None

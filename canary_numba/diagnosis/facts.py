@@ -95,8 +95,16 @@ def gather(desk: Desk, group: GroupView, runs: list[Run]) -> list[Facts]:
     holders = attribution.holders(np.array(sorted(wanted), dtype=np.uint64))
     bad_nodes = set(group.node_failures.entries[(group.node_failures.seen & (H | P)) != 0].tolist())
     for facts in found:
-        _finish(desk, facts, writers, holders, failing, bad_nodes)
+        _finish(desk, facts, writers, failing, bad_nodes)
+        copies_to(desk, facts, holders)
     return found
+
+
+def copies_to(desk: Desk, facts: Facts, holders: dict[int, list[int]]) -> None:
+    """Fill in the slots that hold what belongs at the run's positions."""
+    from canary_numba.diagnosis.copies import find_copies
+
+    facts.copies = find_copies(desk, facts, holders)
 
 
 def _start(desk: Desk, group: GroupView, run: Run, failing: set[int]) -> Facts:
@@ -141,12 +149,10 @@ def _finish(
     desk: Desk,
     facts: Facts,
     writers: dict[int, list[Writer]],
-    holders: dict[int, list[int]],
     failing: set[int],
     bad_nodes: set[int],
 ) -> None:
     group, run = facts.group, facts.run
-    free = desk.free[group.kind]
     for i, slot in enumerate(run.slots.tolist()):
         here = (run.request, int(run.positions[i]))
         cells = [cell for cell in group.cells_of(slot).tolist() if cell not in failing]
@@ -154,16 +160,24 @@ def _finish(
         facts.nodes.append(any(node not in bad_nodes for node in group.nodes_of(slot).tolist()))
         named = writers.get(int(facts.digests[i]), [])
         facts.writers.append([w for w in named if (w.request, w.position) != here])
-        digest = facts.expected[i]
-        copies = holders.get(digest, []) if digest else []
-        facts.copies.append([s for s in copies if s != slot and not free[s] and _left_over(facts, facts.copies, s)])
-    if any(facts.nodes) and not _other_path(facts):
+    sharers = _sharers_of_the_end(facts, failing)
+    facts.others = [[place for place in here if place[0] not in sharers] for here in facts.others]
+    if any(facts.nodes) and not _other_path(facts, bad_nodes):
         facts.nodes = [False] * run.count
-    if None in facts.expected and not is_cached_only(run):
-        _follow_orphans(desk, facts)
 
 
-def _other_path(facts: Facts) -> bool:
+def _sharers_of_the_end(facts: Facts, failing: set[int]) -> set[int]:
+    """Requests that have the run's last slot at the same position, and whose chain breaks just after it as well."""
+    group, run = facts.group, facts.run
+    if run.opened or is_cached_only(run):
+        return set()
+    cells = group.cells_of(int(run.slots[-1]))
+    same = cells[group.position[cells] == run.stop - 1]
+    last = set((group.starts[1:] - 1).tolist())
+    return {int(group.request[cell]) for cell in same.tolist() if cell not in last and cell + 1 in failing}
+
+
+def _other_path(facts: Facts, bad_nodes: set[int]) -> bool:
     """Tell whether the prefix cache holds the run's slots on a path that is not this request's own."""
     group, run = facts.group, facts.run
     if is_cached_only(run):
@@ -173,51 +187,9 @@ def _other_path(facts: Facts) -> bool:
         return bool((before != run.prevs[0]).any())
     last = int(run.cells[-1]) + 1
     following = int(group.slot[last]) if last < int(group.starts[run.request + 1]) else -1
-    after = group.node_slot[group.nodes_after(int(run.slots[-1]))]
+    sound = [node for node in group.nodes_after(int(run.slots[-1])).tolist() if node not in bad_nodes]
+    after = group.node_slot[sound]
     return bool((after != following).any())
-
-
-def _left_over(facts: Facts, copies: list[list[int]], slot: int) -> bool:
-    """Tell whether ``slot`` is the one that the run's next position had, after those of ``copies``.
-
-    Either nobody has it, or only those do, live or cached, who share this request's prefix up to there.
-    """
-    group, run = facts.group, facts.run
-    cells, nodes = group.cells_of(slot), group.nodes_of(slot)
-    if not cells.shape[0] and not nodes.shape[0]:
-        return True
-    if is_cached_only(run):
-        return False
-    index = len(copies)
-    if run.start or index:
-        before = [int(run.prevs[index]), *(copies[index - 1] if index else [])]
-        return bool(np.isin(group.prev[cells], before).any() or np.isin(group.node_prev[nodes], before).any())
-    if not cells.shape[0]:
-        return True
-    mine = int(run.cells[0])
-    following = [(cell + 1, mine + 1) for cell in cells[group.position[cells] == 0].tolist()]
-    last = group.slot.shape[0]
-    return any(max(pair) < last and group.slot[pair[0]] == group.slot[pair[1]] for pair in following)
-
-
-def _follow_orphans(desk: Desk, facts: Facts) -> None:
-    """Without tokens: walk from the record before the run along records of nobody that name the run's positions."""
-    group, run = facts.group, facts.run
-    free, attribution = desk.free[group.kind], desk.attribution[group.kind]
-    h = digest_before(group, run)
-    own = set(run.slots.tolist())
-    copies: list[list[int]] = []
-    for position in run.positions.tolist():
-        found = attribution.successors(h, position) if h else []
-        found = [s for s in found if s not in own and not free[s] and _left_over(facts, copies, s)]
-        if not found:
-            return
-        copies.append(found)
-        h = int(group.digests[found[0]])
-    after = int(group.records[run.after, CANARY_FIELD_PREV_HASH]) & _WORD if run.after > 0 else None
-    # Any chain's first record follows the anchor: at position 0 only the record after the run can tell whose it is.
-    if after == h or (after is None and run.start > 0):
-        facts.copies = copies
 
 
 def describe_writer(facts: Facts, desk: Desk) -> tuple[str | None, int | None, str]:

@@ -18,6 +18,7 @@ from canary_numba.diagnosis.attribution import FINISHED, LIVE
 from canary_numba.diagnosis.case import Case, Desk, span
 from canary_numba.diagnosis.case_of_run import build, where
 from canary_numba.diagnosis.facts import Facts, describe_writer, is_cached_only
+from canary_numba.diagnosis.table_rest import row_of
 from canary_numba.diagnosis.view import H, P, R, T
 from canary_numba.findings import LIKELY, POSSIBLE
 
@@ -34,7 +35,7 @@ def another_prefix(desk: Desk, facts: Facts) -> Case | None:
         return None
     assert desk.view.dump.requests is not None
     whole = run.stop == int(desk.view.dump.requests.prefix_lens[run.request])
-    computing = int(desk.view.extend_lens()[run.request]) > 0
+    computing = _goes_its_own_way(desk, facts)
     fault = "row_recycled" if whole and not computing and name is not None else "wrong_prefix_hit"
     other = name or "another cached prompt"
     summary = (
@@ -55,6 +56,18 @@ def another_prefix(desk: Desk, facts: Facts) -> Case | None:
         details={"owner": name, "owner_position": position},
         rivals=["wrong_prefix_hit"] if fault == "row_recycled" else [],
     )
+
+
+def _goes_its_own_way(desk: Desk, facts: Facts) -> bool:
+    """Tell whether this step computes tokens of the request into slots that the owner of its prefix does not have."""
+    requests, run = desk.view.dump.requests, facts.run
+    assert requests is not None
+    begin, extend = int(requests.prefix_lens[run.request]), int(requests.extend_seq_lens[run.request])
+    mine, owner = row_of(requests, run.request), facts.sole_owner()
+    theirs = None if owner is None else row_of(requests, owner[0])
+    if extend <= 0 or mine is None or theirs is None:
+        return extend > 0
+    return not np.array_equal(mine[begin : begin + extend], theirs[begin : begin + extend])
 
 
 def _other_branch(facts: Facts) -> bool:
@@ -89,7 +102,8 @@ def _held_by_others(desk: Desk, facts: Facts) -> Case:
         copies = [found[0] for found in facts.copies]
         details["orphan_copies"] = copies[:64]
         evidence.append(f"the records that belong here stand in slot {span(copies)}, which no table points at")
-    if run.count > 1 and in_place:
+    twice = all(facts.others) and not facts.orphaned
+    if run.count > 1 and in_place and not twice:
         return build(
             desk,
             facts,
@@ -147,6 +161,16 @@ def _held_by_nobody(desk: Desk, facts: Facts) -> Case | None:
     details: dict[str, object] = {"writer": name, "owner": name, "owner_position": position}
     freed = all(facts.group.inside(slot) and desk.free[facts.group.kind][slot] for slot in run.slots.tolist())
     in_place = not run.any(P)
+    left = run.count > 1 and in_place and name is not None
+    if left and all(facts.group.nodes_of(slot).shape[0] for slot in run.slots.tolist()):
+        return build(
+            desk,
+            facts,
+            "stale_table_row",
+            f"{where(desk, facts)}: the table row still holds entries of {name}, which the prefix cache keeps.",
+            evidence=evidence,
+            details=details,
+        )
     if facts.orphaned or (freed and run.count > 1):
         fault = "table_points_elsewhere" if run.count == 1 or not in_place else "stale_table_row"
         copies = [found[0] for found in facts.copies if found]

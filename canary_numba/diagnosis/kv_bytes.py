@@ -17,7 +17,7 @@ from canary_numba.diagnosis.chains import Int64s
 from canary_numba.diagnosis.clusters import FEWEST, in_request_order, same_place_in_page
 from canary_numba.diagnosis.damaged_records import FEW_BITS, bits_of
 from canary_numba.diagnosis.kv_extent import Bad, changed_case, grown, runs_of, same_owners
-from canary_numba.diagnosis.view import GroupView, H, P, R, T
+from canary_numba.diagnosis.view import GroupView, P, R, T
 from canary_numba.findings import LIKELY, POSSIBLE
 from canary_numba.layout import RealKvHashMode
 
@@ -36,6 +36,7 @@ def find_changed_bytes(desk: Desk, group: GroupView) -> None:
     if desk.kv[group.kind].known:
         bad = _without(bad, _copied(desk, group, bad))
     bad = _without(bad, _physical(desk, group, bad))
+    bad = _without(bad, _same_offset(desk, group, bad))
     bad = _without(bad, _restored(desk, group, bad))
     bad = _without(bad, _padding(desk, group, bad))
     for slots in runs_of(desk, group, bad.slots):
@@ -158,6 +159,7 @@ def _restored(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
     """Slots that are exactly a restored or received range, or where it begins or ends."""
     done: set[int] = set()
     failing = set(bad.slots.tolist())
+    runs = [set(run.tolist()) for run in runs_of(desk, group, bad.slots)]
     mapping = group.group.full_to_swa_index_mapping
     for event in desk.view.dump.events:
         if event.kind not in ("restore", "receive") or mapping is not None:
@@ -168,6 +170,8 @@ def _restored(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
         if not hit or not (whole or (suffix and len(hit) > 1) or (hit == listed[: len(hit)] and len(hit) > 1)):
             continue
         slots = np.array(hit, dtype=np.int64)
+        if any(run & set(hit) and not run <= set(hit) for run in runs):
+            continue
         done.update(hit)
         desk.add(_restored_case(desk, group, bad, slots, event.kind, event.step, event.source, whole))
     return done
@@ -221,34 +225,39 @@ def _physical(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
     return done
 
 
-def _padding(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
-    """Slots where padded rows of a batch end up."""
-    slots = bad.slots
-    if not slots.shape[0]:
+def _page_size(desk: Desk, group: GroupView) -> int:
+    return max(desk.view.page_size, *(source.page_size for half in group.halves.values() for source in half.sources), 1)
+
+
+def _same_offset(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
+    """Slots at one offset of several pages."""
+    offset = same_place_in_page(bad.slots, _page_size(desk, group)) if bad.slots.shape[0] else None
+    if offset is None:
         return set()
-    page = max(desk.view.page_size, *(s.page_size for half in group.halves.values() for s in half.sources), 1)
-    last = slots[slots == group.num_slots - 1]
-    first = slots[slots < page] if page > 1 else slots[:0]
-    offset = same_place_in_page(slots, page)
-    for chosen, what in (
-        (slots if offset is not None else slots[:0], f"offset {offset} of every page"),
-        (last, "the pool's last slot"),
-        (first, "the page of slot 0"),
-    ):
-        if not chosen.shape[0] or len(chosen) != len(slots):
-            continue
-        case = changed_case(desk, group, bad, chosen)
-        case.fault = "padding_write"
-        case.summary = (
-            f"Only {what} fails ({case.details['half']} bytes): padded rows of a batch were written into real slots."
-        )
-        case.confidence = LIKELY if offset is not None or first.shape[0] > 1 else POSSIBLE
-        case.rivals = ["kv_bytes_changed"] if case.confidence == POSSIBLE else []
-        desk.add(case)
-        return set(chosen.tolist())
-    return set()
+    desk.add(_padding_case(desk, group, bad, f"offset {offset} of every page", sure=True))
+    return set(bad.slots.tolist())
 
 
-def is_bytes_only(bits: int) -> bool:
-    """Tell whether a record fails for its K/V bytes and for nothing else."""
-    return bits & R != 0 and not bits & (H | P | T)
+def _padding(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
+    """The last slot, or slot 0's page, if nothing else fails."""
+    page = _page_size(desk, group)
+    if not bad.slots.shape[0]:
+        return set()
+    if bad.slots.tolist() == [group.num_slots - 1]:
+        desk.add(_padding_case(desk, group, bad, "the pool's last slot", sure=False))
+    elif page > 1 and int(bad.slots[-1]) < page:
+        desk.add(_padding_case(desk, group, bad, "the page of slot 0", sure=bad.slots.shape[0] > 1))
+    else:
+        return set()
+    return set(bad.slots.tolist())
+
+
+def _padding_case(desk: Desk, group: GroupView, bad: Bad, what: str, *, sure: bool) -> Case:
+    case = changed_case(desk, group, bad, bad.slots)
+    case.fault = "padding_write"
+    case.summary = (
+        f"Only {what} fails ({case.details['half']} bytes): padded rows of a batch were written into real slots."
+    )
+    case.confidence = LIKELY if sure else POSSIBLE
+    case.rivals = [] if sure else ["kv_bytes_changed"]
+    return case

@@ -89,14 +89,3 @@ def poisoned(source: Source, num_slots: int) -> Int64s:
         forget(piece.data_ptr(), piece.shape[0] * raw.stride(0))
     slots = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
     return slots[slots < num_slots]
-
-
-def has_floats(desk: Desk) -> bool:
-    """Tell whether any source's dtype can hold a NaN."""
-    probe = torch.zeros((1, 8), dtype=torch.uint8)
-    return any(
-        non_finite(probe, source.tensor.dtype) is not None
-        for group in desk.view.groups.values()
-        for half in group.halves.values()
-        for source in half.sources
-    )

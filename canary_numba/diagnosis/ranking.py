@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from canary_numba.diagnosis.case import Case, Cell, Desk, plural
+from canary_numba.diagnosis.case import Case, Desk, plural
 from canary_numba.diagnosis.catalog import FAULTS
 from canary_numba.findings import CERTAIN, CORRUPT, LATENT, LIKELY, NOTE, POSSIBLE, Finding
 
@@ -59,9 +59,13 @@ def _merge(desk: Desk, cases: list[Case]) -> list[Case]:
 
 def _keys(case: Case) -> Iterable[tuple[object, ...]]:
     """Things that two cases of one fault must have in common to be one."""
+    if case.owner is not None and case.cells:
+        # Two entries that were crossed name each other.
+        yield (case.fault, "pair", frozenset((case.cells[0], case.owner)))
     kind = (case.fault, case.pool, str(case.details.get("half")), str(case.details.get("owner")))
     if case.fault in _BY_REQUEST and case.cells:
-        yield (case.fault, "request", case.cells[0][0])
+        for request in dict.fromkeys(request for request, _ in case.cells):
+            yield (case.fault, "request", request)
         for slot in case.slots:
             yield (case.fault, "slot", slot)
         return
@@ -95,9 +99,13 @@ def _explained_away(cases: list[Case]) -> list[Case]:
     sharers = {r for case in cases if case.fault == "row_owned_twice" for r in case.details["members"]}
     misled = {case.cells[0][0] for case in cases if case.fault in _WRONG_ROWS and case.cells and not _by_keys(case)}
 
+    pointed = {slot for case in cases if case.fault in _WRONG_ROWS for slot in case.slots}
+
     def follows(case: Case) -> bool:
         requests = {r for r, _ in case.cells}
         if case.fault in _AFTER_SLOTS and set(case.slots) <= corrupt:
+            return True
+        if case.fault == "live_slot_on_free_list" and set(case.slots) <= pointed:
             return True
         if case.fault in _AFTER_ROWS and requests & sharers:
             return True
@@ -150,8 +158,3 @@ def _finding(desk: Desk, case: Case) -> Finding:
 def _cached(desk: Desk, case: Case) -> int:
     group = desk.view.groups.get(case.pool)
     return len(desk.is_cached(group, case.slots)) if group is not None else 0
-
-
-def places_in_order(cells: list[Cell]) -> list[Cell]:
-    """Cells by request, then position."""
-    return sorted(cells)

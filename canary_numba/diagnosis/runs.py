@@ -159,7 +159,9 @@ def break_runs(desk: Desk, group: GroupView, breaks: Int64s) -> list[Run]:
     or up to the request's end if others hold all of that or it is whole pages.
     """
     letters: Int64s = np.zeros(group.slot.shape[0] + 1, dtype=np.int64)
-    letters[breaks] = H
+    failures = group.failures
+    letters[failures.entries] = failures.seen & R
+    letters[breaks] |= H
     left = breaks.tolist()
     found: list[Run] = []
     alone: list[int] = []
@@ -186,11 +188,30 @@ def _pairs(desk: Desk, group: GroupView, left: list[int], letters: Int64s) -> li
         if left and left[0] < end:
             stop = left.pop(0)
         else:
-            whole_pages = (end - first) % page == 0 and int(group.position[first]) % page == 0
+            begin = int(group.starts[group.request[first]])
+            aligned = int(group.position[first]) % page == 0
+            whole_pages = aligned and (end - first) % page == 0
             held = all(_others_hold(group, cell) for cell in range(first, end))
+            changed = 0
+            while first + changed < end and letters[first + changed] & R:
+                changed += 1
+            if changed:
+                found.append(cell_run(group, np.arange(first, first + changed), letters))
+                continue
+            if begin < first and (_accused_by_several(group, first) or (aligned and page > 1 and not whole_pages)):
+                found.append(cell_run(group, np.arange(begin, first), letters))
+                continue
             stop = end if held or whole_pages else first + 1
         found.append(cell_run(group, np.arange(first, stop), letters))
     return found
+
+
+def _accused_by_several(group: GroupView, cell: int) -> bool:
+    """Tell whether different slots fail to follow the one before this cell: then that one is wrong, not they."""
+    prev = int(group.prev[cell])
+    cells, nodes = group.failures.entries, group.node_failures.entries
+    cells, nodes = cells[group.prev[cells] == prev], nodes[group.node_prev[nodes] == prev]
+    return bool(np.unique(np.concatenate([group.slot[cells], group.node_slot[nodes]])).shape[0] > 1)
 
 
 def _sound_for_others(group: GroupView, cell: int) -> bool:

@@ -112,6 +112,7 @@ def window_run(desk: Desk, facts: Facts) -> Case | None:
         details={"owner": name, "owner_position": owner[1], "swa_slots": run.slots.tolist()[:64]},
     )
     case.pool = "FULL"
+    case.owner = owner
     case.slots = full_slots.tolist()
     return case
 
