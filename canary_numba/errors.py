@@ -6,6 +6,7 @@ Corruption found in a cache is a result, not an exception, unless a guard was as
     |-- ArgumentError(ValueError)     an argument has a wrong value, shape, device or layout
     |-- ArgumentTypeError(TypeError)  an argument has a wrong type or dtype
     |-- EngineUnavailableError        the engine asked for cannot run here; says why and what to do
+    |-- IntegrationError              the software to work with is missing, or of a version that is not known
     |-- CorruptionError               a pass guarded with mode="raise" found violations
     |-- FaultNotApplicable            a dump has no place for the fault that was to be injected
     `-- DumpError                     a dump cannot be used
@@ -34,6 +35,10 @@ class ArgumentTypeError(CanaryError, TypeError):
 
 class EngineUnavailableError(CanaryError, RuntimeError):
     """The engine asked for cannot run on this machine or on these tensors."""
+
+
+class IntegrationError(CanaryError, RuntimeError):
+    """The software to work with is missing, or of a version that is not known."""
 
 
 class CorruptionError(CanaryError, RuntimeError):

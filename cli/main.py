@@ -15,6 +15,8 @@ from canary_cli.check import check
 from canary_cli.convert import convert
 from canary_cli.explain import explain
 from canary_cli.info import info
+from canary_cli.inject import inject
+from canary_cli.selftest import selftest
 from click_default_group import DefaultGroup
 
 import canary_numba
@@ -38,6 +40,8 @@ cli.add_command(check)
 cli.add_command(convert)
 cli.add_command(explain)
 cli.add_command(info)
+cli.add_command(inject)
+cli.add_command(selftest)
 
 
 def _complain(message: str) -> None:

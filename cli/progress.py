@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -73,3 +74,36 @@ class WritingProgress(_Bars):
         if self._task is None:
             self._task = self._progress.add_task(self._name, total=total_bytes)
         self._progress.update(self._task, completed=done_bytes)
+
+
+class CountingProgress:
+    """One bar for work that comes in pieces; called with the pieces done, and all there are."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            # Not console.is_terminal, which FORCE_COLOR makes true of a pipe.
+            disable=not sys.stderr.isatty(),
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> CountingProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Move the bar."""
+        if self._task is None:
+            self._task = self._progress.add_task(self._name, total=total)
+        self._progress.update(self._task, completed=done)

@@ -1,10 +1,9 @@
-"""Help and version: every command and option explained, at once, and as the README shows it."""
+"""Help and version: every command and option explained, at once."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
@@ -86,9 +85,3 @@ def test_the_process_ends_with_the_exit_code() -> None:
     command = [sys.executable, "-c", ENTRY_POINT]
     assert subprocess.run([*command, "--version"], capture_output=True).returncode == exit_codes.CLEAN
     assert subprocess.run([*command, "check"], capture_output=True).returncode == exit_codes.USAGE
-
-
-def test_readme_shows_the_real_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert run(capsys, "check", "--help")[1] in readme

@@ -1,4 +1,4 @@
-"""What the README shows of the command line is what the command line prints."""
+"""What README and docs/commands.md show of the command line is what the command line prints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from canary_cli import exit_codes, main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 
 
 def blocks() -> list[str]:
-    return re.findall(r"^```\w*\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```\w*\n(.*?)^```$", README + COMMANDS, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def test_readme_shows_the_help(arguments: list[str], capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out in blocks()
 
 
-def test_readme_names_every_command() -> None:
-    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+def test_the_docs_name_every_command() -> None:
+    prose = re.sub(r"^```.*?^```$", "", README + COMMANDS, flags=re.MULTILINE | re.DOTALL)
     assert [name for name in main.cli.commands if f"`canary-check {name}" not in prose] == []
 
 
