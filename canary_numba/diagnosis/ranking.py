@@ -80,8 +80,9 @@ def _keys(case: Case) -> Iterable[tuple[object, ...]]:
 
 
 def _join(into: Case, case: Case) -> None:
-    into.cells += [cell for cell in case.cells if cell not in set(into.cells)]
-    into.slots += [slot for slot in case.slots if slot not in set(into.slots)]
+    cells, slots = set(into.cells), set(into.slots)
+    into.cells += [cell for cell in case.cells if cell not in cells]
+    into.slots += [slot for slot in case.slots if slot not in slots]
     into.partners += [name for name in case.partners if name not in into.partners]
     into.evidence += [line for line in case.evidence if line not in into.evidence][: max(0, 12 - len(into.evidence))]
     into.rivals += [name for name in case.rivals if name not in into.rivals]
