@@ -85,7 +85,7 @@ def _can_hit(scene: Scene, request: Live, prefix: Int64s) -> bool:
     length, mine = len(prefix), scene.slots(request)
     if scene.own_from(request) > length or np.isin(prefix, mine[length:]).any():
         return False
-    if scene.digest(int(mine[length - 1])) == scene.digest(int(prefix[-1])):
+    if scene.digest(int(mine[0])) == scene.digest(int(prefix[0])):
         return False
     window = scene.pools.get("SWA")
     if window is None:

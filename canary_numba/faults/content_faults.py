@@ -144,7 +144,8 @@ def physical_range_overwritten(scene: Scene) -> Label:
 
 
 def _scattered(scene: Scene, slots: range) -> bool:
-    """Tell whether live requests own some of these neighbours, but not one request as neighbouring positions."""
+    """Tell whether several live requests own some of these neighbours, and none has them as neighbouring positions."""
     owned = [{(request.index, position - slot) for request, position in scene.owners.get(slot, [])} for slot in slots]
     owned = [places for places in owned if places]
-    return len(owned) >= FEWEST_OWNED and not set.intersection(*owned)
+    requests = {index for places in owned for index, _ in places}
+    return len(owned) >= FEWEST_OWNED and len(requests) > 1 and not set.intersection(*owned)

@@ -18,14 +18,16 @@ def canary_field_bit_flip(scene: Scene) -> Label:
     """One bit of one field of one record turned over."""
     pool = scene.full
     hit = draw(scene, most=1, cached=True)
-    newest = hit.request is None or hit.positions.stop == hit.request.length
     slot = int(hit.slots[0])
     # The prefix cache alone is checked on TAIL records.
     buffers = [key for key in pool.records if hit.request is not None or key[1] == "TAIL"]
     half, stage = scene.pick(buffers, "records of a slot")
     field = int(scene.rng.integers(len(FIELDS)))
-    if FIELDS[field] == "token" and newest and (scene.requests.expected_tokens is None or len(pool.records) == 1):
-        raise FaultNotApplicable("nothing tells that the token of a record without a successor or a twin has changed")
+    newest = slot not in scene.children if hit.request is None else hit.positions.stop == hit.request.length
+    known = hit.request is not None and scene.requests.expected_tokens is not None
+    alone = newest and len(pool.records) == 1
+    if (FIELDS[field] == "token" and newest and not known) or (field < 2 and alone):
+        raise FaultNotApplicable("nothing tells that a record without a successor or a twin has changed")
     if FIELDS[field] == "real_kv_hash" and stage == "TAIL" and not _hashed(pool, half):
         raise FaultNotApplicable("the dump has no K/V bytes to compare a fingerprint with")
     bit = int(scene.rng.integers(31 if field < 2 else 64))

@@ -13,7 +13,7 @@ from canary_numba.errors import FaultNotApplicable
 from canary_numba.faults.label import Label
 from canary_numba.faults.pool import Int64s
 from canary_numba.faults.scene import Live, Scene
-from canary_numba.layout import VIOLATION_FIELDS, CanaryLaunchTag
+from canary_numba.layout import CANARY_FIELD_PREV_HASH, VIOLATION_FIELDS, CanaryLaunchTag
 
 LONGEST_RUN = 9
 
@@ -58,10 +58,17 @@ def _stale(scene: Scene, request: Live) -> list[tuple[str, range, Int64s]]:
         fits &= np.array([scene.digest(a) != scene.digest(b) for a, b in zip(slots, mine[:length], strict=False)])
         for piece in np.split(np.arange(length), np.flatnonzero(np.diff(fits.astype(int))) + 1):
             run = _within(scene, piece) if piece.size and fits[piece[0]] else range(0)
-            # A whole row of another's is another fault.
-            if 1 < len(run) < request.length:
+            if len(run) > 1 and _shows(scene, request, run, slots):
                 found.append((name, run, slots[run.start : run.stop]))
     return found
+
+
+def _shows(scene: Scene, request: Live, run: range, slots: Int64s) -> bool:
+    """Tell whether the chain breaks where another's slots begin or, if tokens say who is right, where they end."""
+    before = scene.digest(int(scene.slots(request)[run.start - 1]) if run.start else -1)
+    prev = int(scene.full.main[slots[run.start], CANARY_FIELD_PREV_HASH])
+    opened = prev % (1 << 64) != before
+    return opened or (run.stop < request.length and scene.requests.expected_tokens is not None)
 
 
 def _within(scene: Scene, piece: Int64s) -> range:
