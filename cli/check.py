@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(("table", "json", "markdown", "html")),
+    type=click.Choice(("table", "json", "markdown", "html", "log")),
     default="table",
     show_default=True,
-    help="What to print.",
+    help="What to print; log: SGLang's log lines.",
 )
 @click.option("--svg", type=click.Path(dir_okay=False), help="Draw the report into this file as well, for an issue.")
 @engine_option
@@ -105,12 +105,14 @@ def check(
 
 
 def _render(report: Report, form: str, max_violations: int, *, color: bool | None) -> str:
-    from canary_cli.render import image, json, markdown, table
+    from canary_cli.render import image, json, log, markdown, table
 
     if form == "json":
         return json.render(report, max_violations)
     if form == "markdown":
         return markdown.render(report, max_violations)
+    if form == "log":
+        return log.render(report, max_violations)
     if form == "html":
         return image.render_html(report, max_violations)
     return table.render(report, max_violations, color=color)

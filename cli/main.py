@@ -13,10 +13,14 @@ import click
 from canary_cli import exit_codes
 from canary_cli.check import check
 from canary_cli.convert import convert
+from canary_cli.diff import diff
 from canary_cli.explain import explain
 from canary_cli.info import info
 from canary_cli.inject import inject
+from canary_cli.log import log
+from canary_cli.redact import redact
 from canary_cli.selftest import selftest
+from canary_cli.show import show
 from click_default_group import DefaultGroup
 
 import canary_numba
@@ -38,10 +42,14 @@ def cli() -> None:
 
 cli.add_command(check)
 cli.add_command(convert)
+cli.add_command(diff)
 cli.add_command(explain)
 cli.add_command(info)
 cli.add_command(inject)
+cli.add_command(log)
+cli.add_command(redact)
 cli.add_command(selftest)
+cli.add_command(show)
 
 
 def _complain(message: str) -> None:
