@@ -27,6 +27,8 @@ SHORT_REASONS = {
 def what_was_checked(dump: DumpReport) -> str:
     """Say in one line how much was checked and how much of it failed."""
     entries = sum(check.entries for check in dump.checks)
+    if entries == 0:
+        return "no record was checked"
     megabytes = dump.bytes_checked / 1e6
     text = (
         f"{len(dump.violations):,} violations in {entries:,} records of {len(dump.checks)} buffers, {megabytes:,.1f} MB"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 import torch
 from canary_cli import exit_codes, main
+
+from canary_numba.dump import load_dump, save_dump
 
 DUMPS = Path(__file__).parents[2] / "examples" / "dumps"
 CORRUPT = str(DUMPS / "double_allocation.pt")
@@ -162,3 +165,13 @@ def test_no_engine_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch
     assert code == exit_codes.USAGE
     assert "engine cuda: " in err
     assert "Use --engine cpu" in err
+
+
+def test_a_dump_with_nothing_to_check_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = replace(load_dump(CLEAN), requests=None, radix=None)
+    path = tmp_path / "bare.pt"
+    save_dump(dump, path)
+    assert main.run([str(path)]) == exit_codes.CLEAN
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no record was checked" in out
+    assert "the dump has no requests" in out
