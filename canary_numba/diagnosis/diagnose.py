@@ -9,6 +9,7 @@ from canary_numba.diagnosis import foreign_records, own_records, stale_records, 
 from canary_numba.diagnosis.case import LISTED, Case, Desk, plural
 from canary_numba.diagnosis.catalog import FAULTS, missing_key
 from canary_numba.diagnosis.chains import Int64s
+from canary_numba.diagnosis.constant_records import find_constant_ranges
 from canary_numba.diagnosis.damaged_records import find_damaged_records
 from canary_numba.diagnosis.extra_keys import find_shared_across_keys
 from canary_numba.diagnosis.facts import Facts, gather
@@ -105,6 +106,7 @@ def _records_and_bytes(desk: Desk, group: GroupView) -> None:
     if group.kind != "FULL":
         _shown_by_full(desk, group)
     find_wiped_ranges(desk, group)
+    find_constant_ranges(desk, group)
     runs, rest, breaks = request_runs(desk, group, MAX_RUNS)
     _name(desk, group, runs)
     if rest.shape[0]:

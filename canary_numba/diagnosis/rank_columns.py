@@ -34,7 +34,9 @@ def columns_of(dump: Dump, index: int) -> dict[str, np.ndarray]:
         valid = int(requests.expected_tokens_valid_lens[index])
         there = 0 <= row < requests.expected_tokens.shape[0]
         tokens = requests.expected_tokens[row, :valid] if there else requests.expected_tokens.new_empty(0)
-        columns["expected tokens"] = tokens.to(torch.int64)[:, None].numpy()
+        # By cached position: a draft pool's slots hold the token of the next one.
+        offset = min(group.kv_token_id_vs_position_offset for group in dump.groups)
+        columns["expected tokens"] = tokens[offset:].to(torch.int64)[:, None].numpy()
     for group in dump.groups:
         columns |= _records(group, slots[: int(requests.prefix_lens[index])])
     return columns

@@ -27,7 +27,7 @@ def find_wiped_ranges(desk: Desk, group: GroupView) -> None:
     wiped = np.unique(slots[inside][_impossible(group.records[slots[inside]])])
     for piece in neighbours_in_use(group, wiped):
         owners = group.cells_on(piece)
-        if piece.shape[0] < FEWEST or _one_owner(group, piece, owners):
+        if piece.shape[0] < FEWEST or one_owner(group, piece, owners):
             continue
         desk.add(_case(desk, group, piece, owners))
         last = np.isin(owners, group.starts[1:] - 1)
@@ -42,7 +42,7 @@ def _impossible(records: Int64s) -> np.ndarray:
     return np.asarray(~real | ~records.any(axis=1))
 
 
-def _one_owner(group: GroupView, slots: Int64s, owners: Int64s) -> bool:
+def one_owner(group: GroupView, slots: Int64s, owners: Int64s) -> bool:
     """Tell whether some request, or the prefix cache alone, owns all of the slots: then it lost them, not the pool."""
     counts = np.bincount(group.request[owners])
     return bool(counts.shape[0] == 0 or counts.max() >= slots.shape[0])

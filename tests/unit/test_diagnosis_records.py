@@ -255,6 +255,18 @@ def test_field_zeroed_over_a_range_of_the_pool() -> None:
     assert set(found.slots) <= set(range(40, 120))
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+def test_one_token_in_every_buffer_over_a_range_of_the_pool(tokens: bool) -> None:
+    world = World(tokens=tokens)
+    for (kind, _, _), buf in world.records.items():
+        if kind == "FULL":
+            buf[60:80, 0] = 7
+    found = world.only("physical_range_overwritten")
+    assert found.details["field"] == "token"
+    assert len(found.requests) > 1
+    assert set(found.slots) <= set(range(60, 80))
+
+
 @pytest.mark.parametrize("value", [0, -1])
 @pytest.mark.parametrize("tokens", [True, False])
 def test_records_wiped_over_a_range_of_the_pool(tokens: bool, value: int) -> None:

@@ -123,6 +123,21 @@ def test_expected_tokens_that_differ() -> None:
     assert list(finding.details["differing"]) == ["expected tokens"]
 
 
+def test_expected_tokens_of_a_draft_pool_count_by_cached_position() -> None:
+    def draft(dump: Dump) -> Dump:
+        return replace(dump, groups=(replace(dump.groups[0], kv_token_id_vs_position_offset=1),))
+
+    other = rank(1)
+    requests = requests_of(other)
+    assert requests.expected_tokens is not None
+    tokens = requests.expected_tokens.clone()
+    tokens[requests.req_pool_indices[1], 8] += 1
+    (finding,) = compare_ranks(
+        [draft(rank(0)), draft(replace(other, requests=replace(requests, expected_tokens=tokens)))]
+    )
+    assert finding.positions == {"doc-1": (7,)}
+
+
 def test_a_request_that_one_rank_does_not_have() -> None:
     other = rank(1)
     requests = requests_of(other)
