@@ -35,6 +35,8 @@ def find_changed_bytes(desk: Desk, group: GroupView) -> None:
     bad = _without(bad, _flipped_hashes(desk, group, bad))
     if desk.kv[group.kind].known:
         bad = _without(bad, _copied(desk, group, bad))
+    # An event that accounts for all of them says more than that some are neighbours; one of several causes does not.
+    bad = _without(bad, _restored(desk, group, bad, alone=True))
     bad = _without(bad, _physical(desk, group, bad))
     bad = _without(bad, _same_offset(desk, group, bad))
     bad = _without(bad, _restored(desk, group, bad))
@@ -155,8 +157,8 @@ def _copied_case(
     )
 
 
-def _restored(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
-    """Slots that are exactly a restored or received range, or where it begins or ends."""
+def _restored(desk: Desk, group: GroupView, bad: Bad, *, alone: bool = False) -> set[int]:
+    """Slots that are exactly a restored or received range, or where it begins or ends; ``alone``: and all there are."""
     done: set[int] = set()
     failing = set(bad.slots.tolist())
     runs = [set(run.tolist()) for run in runs_of(desk, group, bad.slots)]
@@ -170,6 +172,8 @@ def _restored(desk: Desk, group: GroupView, bad: Bad) -> set[int]:
         if not hit or not (whole or (suffix and len(hit) > 1) or (hit == listed[: len(hit)] and len(hit) > 1)):
             continue
         slots = np.array(hit, dtype=np.int64)
+        if alone and set(hit) != failing:
+            continue
         if any(run & set(hit) and not run <= set(hit) for run in runs):
             continue
         done.update(hit)

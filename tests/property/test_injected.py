@@ -41,3 +41,22 @@ def test_an_injected_fault_is_named(fault: str) -> None:
     assert named >= INJECTIONS - 1, said
     assert all(outcome.result != MISSED for _, outcome in tried), said
     assert all(not outcome.wrong for _, outcome in tried), said
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed"),
+    [
+        # A restored range, some of whose slots are neighbours by number.
+        ("restore_mismatch", 910001),
+        ("restore_mismatch", 910021),
+        # One token in the only buffers there are, so that no twin tells.
+        ("physical_range_overwritten", 700013),
+        ("physical_range_overwritten", 700086),
+        # A draft pool, whose slots hold the token of the next position.
+        ("ranks_disagree", 700169),
+    ],
+)
+def test_injections_that_were_once_misnamed(fault: str, seed: int) -> None:
+    outcome = try_fault(simulate(seed), fault, seed)
+    assert outcome is not None
+    assert (outcome.result, outcome.wrong) == ("named", ())
