@@ -156,6 +156,10 @@ class Pictures:
     slot_lines: tuple[tuple[SlotLine, ...], ...] = ()
     pool_maps: tuple[PoolMap, ...] = ()
 
+    def strips_of(self, finding: Finding) -> list[Strip]:
+        """The strips of a finding's requests in its pool."""
+        return [strip for strip in self.strips if strip.request in finding.requests and strip.pool == finding.pool]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:

@@ -17,7 +17,7 @@ import torch
 import canary_numba
 from canary_numba.check import CheckResult, Skipped
 from canary_numba.dump.model import Dump
-from canary_numba.findings import CORRUPT, LATENT, Diagnosis, Finding, NotTested, Pictures
+from canary_numba.findings import CORRUPT, LATENT, Diagnosis, Finding, NotTested, Pictures, SlotLine
 from canary_numba.layout import VIOLATION_FIELD_SLOT_IDX
 from canary_numba.violation_list import ViolationList
 from canary_numba.violations import Violation, decode_row, live_violations
@@ -70,9 +70,19 @@ class DumpReport:
     not_tested: tuple[NotTested, ...] = ()
     pictures: Pictures = field(default_factory=Pictures)
 
+    def first_violations(self, most: int) -> Sequence[Violation]:
+        """At most ``most`` violations (0 = all)."""
+        return self.violations[:most] if most else self.violations
+
+    @property
+    def tables(self) -> tuple[tuple[Finding, tuple[SlotLine, ...]], ...]:
+        """Each finding with its table of slots, empty where nothing was drawn."""
+        drawn = self.pictures.slot_lines or ((),) * len(self.findings)
+        return tuple(zip(self.findings, drawn, strict=True))
+
     def to_dict(self, max_violations: int = 0) -> dict[str, Any]:
         """As JSON data with at most ``max_violations`` violations (0 = all)."""
-        shown = self.violations[:max_violations] if max_violations else self.violations
+        shown = self.first_violations(max_violations)
         live = self.live.rows[:max_violations] if max_violations else self.live.rows
         return {
             "path": self.path,
@@ -94,7 +104,9 @@ class DumpReport:
             "violations_total": len(self.violations),
             "violations_shown": len(shown),
             "violations": [violation_to_dict(violation) for violation in shown],
-            "findings": self._findings(),
+            "findings": [
+                finding.to_dict() | {"slot_lines": [line.to_dict() for line in lines]} for finding, lines in self.tables
+            ],
             "strips": [strip.to_dict() for strip in self.pictures.strips],
             "pool_maps": [pool_map.to_dict() for pool_map in self.pictures.pool_maps],
             "live_violations": {
@@ -106,13 +118,6 @@ class DumpReport:
             "tested": list(self.tested),
             "not_tested": [{"fault": one.fault, "key": one.key} for one in self.not_tested],
         }
-
-    def _findings(self) -> list[dict[str, Any]]:
-        tables = self.pictures.slot_lines or ((),) * len(self.findings)
-        return [
-            finding.to_dict() | {"slot_lines": [line.to_dict() for line in lines]}
-            for finding, lines in zip(self.findings, tables, strict=True)
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from canary_numba.check import CheckResult
 from canary_numba.diagnosis.chains import Int64s
+from canary_numba.diagnosis.pictures import cell_states, cells_at
 from canary_numba.diagnosis.view import DumpView, GroupView
 from canary_numba.dump.model import Dump
 from canary_numba.errors import ArgumentError
@@ -18,7 +19,6 @@ from canary_numba.layout import reason_names
 
 _LISTED = 12
 """Names listed in an error message; a server may have hundreds of requests."""
-_SOUND, _UNCHECKED, _LATENT, _ECHO, _ROOT = range(len(STRIP_STATES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +135,16 @@ def _ladder(view: DumpView, group: GroupView, request: int, name: str, findings:
         return Ladder(pool=group.kind, length=0, rungs=())
     begin, end = int(group.starts[request]), int(group.starts[request + 1])
     first = int(group.first[request])
-    states = np.full(end - begin, _SOUND, dtype=np.int8)
-    states[group.slot[begin:end] == 0] = _UNCHECKED
+    states = cell_states(group, view.names, findings)[begin:end]
     seen: Int64s = np.zeros(end - begin, dtype=np.int64)
     own = (group.failures.entries >= begin) & (group.failures.entries < end)
     seen[group.failures.entries[own] - begin] = group.failures.seen[own]
-    states[seen != 0] = _ECHO
     named: list[tuple[str, Int64s]] = []
-    for severity, state in ((LATENT, _LATENT), (CORRUPT, _ROOT)):
+    for severity in (LATENT, CORRUPT):
         for finding in findings:
-            places: Int64s = np.asarray(finding.positions.get(name, ()), dtype=np.int64) - first
-            places = places[(places >= 0) & (places < end - begin)]
-            if finding.severity == severity and places.shape[0]:
-                states[places] = np.maximum(states[places], state)
-                named.append((finding.fault, places))
+            positions: Int64s = np.asarray(finding.positions.get(name, ()), dtype=np.int64)
+            if finding.severity == severity:
+                named.append((finding.fault, cells_at(group, request, positions) - begin))
     edges = [0, *(np.flatnonzero(np.diff(states)) + 1).tolist(), end - begin] if end > begin else []
     rungs = []
     for low, high in pairwise(edges):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -48,9 +49,15 @@ class _Owners:
         """Index of the request that each plan entry belongs to."""
         return np.searchsorted(self._ends, entries, side="right")
 
+    @cached_property
+    def _first_entries(self) -> tuple[Int64s, Int64s]:
+        """Slots that anybody holds, ascending, and the first plan entry of each."""
+        known, at = np.unique(self._slots, return_index=True)
+        return known, at
+
     def first(self, slots: Int64s) -> Int64s:
         """Index of the first request that holds each slot; -1 = nobody."""
-        known, at = np.unique(self._slots, return_index=True)
+        known, at = self._first_entries
         if not known.shape[0]:
             return np.full(slots.shape[0], _NOBODY, dtype=np.int64)
         place = np.minimum(np.searchsorted(known, slots), known.shape[0] - 1)

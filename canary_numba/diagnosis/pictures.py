@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from canary_numba.diagnosis.attribution import Writer
 from canary_numba.diagnosis.case import LISTED, Desk
@@ -51,19 +52,25 @@ def draw(desk: Desk, findings: Sequence[Finding]) -> Pictures:
     )
 
 
-def _strips(desk: Desk, group: GroupView, findings: Sequence[Finding]) -> list[Strip]:
-    """Strips of the requests that have anything but sound positions in this pool."""
+def cell_states(group: GroupView, names: Sequence[str], findings: Sequence[Finding]) -> NDArray[np.int8]:
+    """State of every cell of a pool as an index into :data:`STRIP_STATES`; ``findings``: those of this pool."""
     states = np.full(group.slot.shape[0], _SOUND, dtype=np.int8)
     states[group.slot == 0] = _UNCHECKED
-    index = {name: request for request, name in enumerate(desk.view.names)}
+    index = {name: request for request, name in enumerate(names)}
     failing = group.failures.entries[group.failures.seen != 0]
     states[failing] = _ECHO
     for severity, state in ((LATENT, _LATENT), (CORRUPT, _ROOT)):
         for finding in findings:
             if finding.severity == severity:
                 for name, positions in finding.positions.items():
-                    cells = _cells_at(group, index[name], np.asarray(positions, dtype=np.int64))
+                    cells = cells_at(group, index[name], np.asarray(positions, dtype=np.int64))
                     states[cells] = np.maximum(states[cells], state)
+    return states
+
+
+def _strips(desk: Desk, group: GroupView, findings: Sequence[Finding]) -> list[Strip]:
+    """Strips of the requests that have anything but sound positions in this pool."""
+    states = cell_states(group, desk.view.names, findings)
     found = []
     for request, name in enumerate(desk.view.names):
         begin, end = int(group.starts[request]), int(group.starts[request + 1])
@@ -73,7 +80,7 @@ def _strips(desk: Desk, group: GroupView, findings: Sequence[Finding]) -> list[S
     return found
 
 
-def _cells_at(group: GroupView, request: int, positions: Int64s) -> Int64s:
+def cells_at(group: GroupView, request: int, positions: Int64s) -> Int64s:
     """Cells of a request's positions, those that are not cached left out."""
     cells: Int64s = group.starts[request] + positions - group.first[request]
     inside: Int64s = cells[(cells >= group.starts[request]) & (cells < group.starts[request + 1])]

@@ -13,6 +13,8 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+SEVERITY_STYLES = {"corrupt": "bold red", "latent": "bold yellow", "note": "bold cyan"}
+
 
 class TextConsole(Console):
     """Collects what is printed; ``color`` None means: as stdout can, and as NO_COLOR says."""

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from canary_cli.render.columns import Column, fitting_table
-from canary_cli.render.console import TextConsole
+from canary_cli.render.console import SEVERITY_STYLES, TextConsole
 from rich.text import Text
 
 if TYPE_CHECKING:
     from canary_numba.diagnosis.catalog import Fault
-
-_STYLES = {"corrupt": "bold red", "latent": "bold yellow", "note": "bold cyan"}
 
 
 def render_list(faults: Sequence[Fault], *, color: bool | None, width: int | None = None) -> str:
@@ -36,7 +34,7 @@ def render_list(faults: Sequence[Fault], *, color: bool | None, width: int | Non
 def render_fault(fault: Fault, *, color: bool | None, width: int | None = None) -> str:
     """One fault in full."""
     console = TextConsole(color=color, width=width)
-    console.print(Text.assemble((fault.name, "bold"), "  ", (fault.severity, _STYLES[fault.severity])))
+    console.print(Text.assemble((fault.name, "bold"), "  ", (fault.severity, SEVERITY_STYLES[fault.severity])))
     console.print(Text(fault.summary))
     console.section("How a dump shows it", Text(fault.signature))
     if fault.mistaken_for:

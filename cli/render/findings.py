@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from canary_cli.render.columns import printable
-from canary_cli.render.console import TextConsole
+from canary_cli.render.console import SEVERITY_STYLES, TextConsole
 from canary_cli.render.pictures import pool_map, slots_table, strip_legend, strips_table
 from rich.padding import Padding
 from rich.table import Table
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from canary_numba.findings import Finding, Pictures
     from canary_numba.report import DumpReport
 
-_STYLES = {"corrupt": "bold red", "latent": "bold yellow", "note": "bold cyan"}
-
 
 def print_findings(console: TextConsole, dump: DumpReport) -> None:
     """Print each finding: what, where, the slots involved, why, what to do; then maps of the pools."""
@@ -24,13 +22,12 @@ def print_findings(console: TextConsole, dump: DumpReport) -> None:
         return
     console.print()
     console.print(Text("Findings" if len(dump.findings) > 1 else "Finding", style="bold"))
-    tables = dump.pictures.slot_lines or ((),) * len(dump.findings)
     drawn: set[tuple[str, str]] = set()
-    for i, (finding, lines) in enumerate(zip(dump.findings, tables, strict=True)):
+    for i, (finding, lines) in enumerate(dump.tables):
         if i:
             console.print()
         title = Text.assemble(
-            (finding.severity.upper(), _STYLES.get(finding.severity, "bold")),
+            (finding.severity.upper(), SEVERITY_STYLES[finding.severity]),
             ("  " + finding.fault, "bold"),
             f"  {finding.confidence}",
         )
@@ -52,11 +49,7 @@ def print_findings(console: TextConsole, dump: DumpReport) -> None:
 
 def _print_strips(console: TextConsole, finding: Finding, pictures: Pictures, drawn: set[tuple[str, str]]) -> None:
     """Strips of the finding's requests that no earlier finding has shown."""
-    wanted = [
-        strip
-        for strip in pictures.strips
-        if strip.request in finding.requests and strip.pool == finding.pool and (strip.request, strip.pool) not in drawn
-    ]
+    wanted = [strip for strip in pictures.strips_of(finding) if (strip.request, strip.pool) not in drawn]
     if not wanted:
         return
     drawn.update((strip.request, strip.pool) for strip in wanted)

@@ -17,7 +17,7 @@ def render(report: Report, max_violations: int) -> str:
     lines: list[str] = []
     for dump in report.dumps:
         prefix = f"{printable(dump.path)}: " if len(report.dumps) > 1 else ""
-        shown = dump.violations[:max_violations] if max_violations else dump.violations
+        shown = dump.first_violations(max_violations)
         lines += [prefix + format_line(violation) for violation in shown]
         left_out = len(dump.violations) - len(shown)
         if left_out:

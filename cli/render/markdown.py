@@ -61,8 +61,7 @@ def _code(console: TextConsole) -> str:
 def _dump(report: Report, dump: DumpReport, limit: int) -> Iterator[str]:
     yield f"# {dump.verdict.upper()} {escape(dump.path)}"
     yield what_was_checked(dump)
-    tables = dump.pictures.slot_lines or ((),) * len(dump.findings)
-    for finding, slots in zip(dump.findings, tables, strict=True):
+    for finding, slots in dump.tables:
         yield from _finding(finding, dump, slots)
     for picture in dump.pictures.pool_maps:
         console = TextConsole(color=False, width=_WIDTH, ascii_only=False)
@@ -74,7 +73,7 @@ def _dump(report: Report, dump: DumpReport, limit: int) -> Iterator[str]:
     yield "## Facts"
     facts = facts_of(report, dump)
     yield _table([Column(header="fact", cells=[*facts], keep=1), Column(header="", cells=[*facts.values()], keep=1)])
-    shown = dump.violations[:limit] if limit else dump.violations
+    shown = dump.first_violations(limit)
     if shown:
         yield f"## Violations ({len(shown):,} of {len(dump.violations):,})"
         yield _table(violation_columns(shown))
@@ -88,7 +87,7 @@ def _dump(report: Report, dump: DumpReport, limit: int) -> Iterator[str]:
 
 def _finding(finding: Finding, dump: DumpReport, slots: Sequence[SlotLine]) -> Iterator[str]:
     yield from _head(finding)
-    strips = [s for s in dump.pictures.strips if s.request in finding.requests and s.pool == finding.pool]
+    strips = dump.pictures.strips_of(finding)
     if strips:
         console = TextConsole(color=False, width=_WIDTH, ascii_only=False)
         console.print(strips_table(strips, _WIDTH, ascii_only=False))

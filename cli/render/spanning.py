@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from canary_cli.render.columns import printable
-from canary_cli.render.console import TextConsole
+from canary_cli.render.console import SEVERITY_STYLES, TextConsole
 from rich.text import Text
 
 if TYPE_CHECKING:
     from canary_numba.findings import Finding
 
 _MAX_RUNS = 8
-_STYLES = {"corrupt": "bold red", "latent": "bold yellow"}
 
 
 def print_spanning(console: TextConsole, findings: Sequence[Finding]) -> None:
@@ -23,7 +22,7 @@ def print_spanning(console: TextConsole, findings: Sequence[Finding]) -> None:
         mark = ("x " if console.ascii_only else "✗ ") if finding.severity == "corrupt" else ""
         who = ", ".join(finding.requests)
         title = Text.assemble(
-            (f"{mark}{finding.severity.upper()}", _STYLES.get(finding.severity, "bold")),
+            (f"{mark}{finding.severity.upper()}", SEVERITY_STYLES[finding.severity]),
             f"  across dumps: {finding.fault}{f' ({printable(who)})' if who else ''}, {finding.confidence}",
         )
         title.overflow = "fold"

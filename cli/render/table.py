@@ -54,7 +54,7 @@ def _print_dump(console: TextConsole, report: Report, dump: DumpReport, limit: i
         return
     console.section("Facts", _facts(report, dump))
     console.section("Checks", fitting_table(check_columns(dump), console.width - 2))
-    shown = dump.violations[:limit] if limit else dump.violations
+    shown = dump.first_violations(limit)
     if shown:
         title = f"Violations ({len(shown):,} of {len(dump.violations):,})"
         console.section(title, fitting_table(violation_columns(shown), console.width - 2))
