@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from canary_numba.context import AGGREGATE_FIELDS
-from canary_numba.errors import ArgumentError, ArgumentTypeError
+from canary_numba.errors import ArgumentError
 from canary_numba.layout import (
     CANARY_SLOT_BYTES,
     MAX_REAL_KV_SOURCES,
@@ -15,69 +15,7 @@ from canary_numba.layout import (
     VIOLATION_FIELDS,
     RealKvHashMode,
 )
-
-
-def _show(dims: tuple[int | None, ...]) -> str:
-    return "[" + ", ".join("n" if dim is None else str(dim) for dim in dims) + "]"
-
-
-def require_tensor(
-    name: str,
-    tensor: Any,
-    *,
-    dtype: torch.dtype | tuple[torch.dtype, ...],
-    shape: tuple[int | None, ...],
-    device: torch.device,
-    contiguous: bool = True,
-) -> None:
-    """Check one tensor argument.
-
-    Parameters
-    ----------
-    name
-        What to call it in the error.
-    tensor
-        The argument.
-    dtype
-        The dtype, or the dtypes, it may have.
-    shape
-        Its shape; None stands for any length.
-    device
-        The device of the launch.
-    contiguous
-        Whether it must be C-contiguous.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is no tensor, or of another dtype.
-    ArgumentError
-        Its shape, device or layout is another.
-    """
-    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-    device_of(name, tensor)
-    if tensor.dtype not in dtypes:
-        raise ArgumentTypeError(f"{name}: expected {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
-    same_rank = tensor.ndim == len(shape)
-    if not same_rank or any(want is not None and want != got for want, got in zip(shape, tensor.shape, strict=True)):
-        raise ArgumentError(f"{name}: expected shape {_show(shape)}, got {list(tensor.shape)}")
-    if tensor.device != device:
-        raise ArgumentError(f"{name}: expected a tensor on {device}, as the others are, got one on {tensor.device}")
-    if contiguous and not tensor.is_contiguous():
-        raise ArgumentError(f"{name}: expected a contiguous tensor, got strides {list(tensor.stride())}")
-
-
-def device_of(name: str, tensor: Any) -> torch.device:
-    """Return the device of what must be a tensor.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is something else.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentTypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    return tensor.device
+from canary_numba.tensor_checks import device_of, require_rows, require_tensor
 
 
 def check_context(context: Any) -> None:
@@ -149,21 +87,57 @@ def check_write_plan(plan: Any, device: torch.device) -> None:
     require_tensor("plan.write_num_valid_reqs", plan.write_num_valid_reqs, dtype=torch.int32, shape=(1,), device=device)
 
 
-def check_verify(*, context: Any, plan: Any, aggregate_violations: Any, real_kv_hashes: Any) -> None:
-    """Check every argument of :func:`~canary_numba.launch.launch_canary_verify_kernel`."""
-    check_context(context)
-    device = context.canary_buf.device
+def batch_of(context: Any) -> tuple[Any, ...]:
+    """The contexts of a launch: one, or a list or tuple of them.
+
+    Raises
+    ------
+    ArgumentError
+        The list is empty.
+    """
+    if not isinstance(context, (list, tuple)):
+        return (context,)
+    if not context:
+        raise ArgumentError("context: expected a context or several, got an empty list")
+    return tuple(context)
+
+
+def _check_contexts(contexts: Any) -> torch.device:
+    for context in contexts:
+        check_context(context)
+    device: torch.device = contexts[0].canary_buf.device
+    for i, context in enumerate(contexts):
+        if context.canary_buf.device != device:
+            raise ArgumentError(f"context[{i}]: expected tensors on {device}, got them on {context.canary_buf.device}")
+    return device
+
+
+def check_verify(
+    *,
+    contexts: Any,
+    plan: Any,
+    check_verify_expected_token: bool,
+    aggregate_violations: Any,
+    zero_init_okay: bool,
+    real_kv_hashes: Any,
+) -> None:
+    """Check every argument of :func:`~canary_numba.launch.launch_canary_verify_kernel`; both flags take anything."""
+    device = _check_contexts(contexts)
     check_verify_plan(plan, device)
     check_aggregate(aggregate_violations, device)
-    if real_kv_hashes is not None:
-        num_slots = context.canary_buf.shape[0]
-        require_tensor("real_kv_hashes", real_kv_hashes, dtype=torch.int64, shape=(num_slots,), device=device)
+    if len(real_kv_hashes) != len(contexts):
+        raise ArgumentError(
+            f"real_kv_hashes: expected one for each of {len(contexts)} contexts, got {len(real_kv_hashes)}"
+        )
+    for context, hashes in zip(contexts, real_kv_hashes, strict=True):
+        if hashes is not None:
+            num_slots = context.canary_buf.shape[0]
+            require_tensor("real_kv_hashes", hashes, dtype=torch.int64, shape=(num_slots,), device=device)
 
 
-def check_write(*, context: Any, plan: Any, aggregate_violations: Any, **flat: Any) -> None:
+def check_write(*, contexts: Any, plan: Any, aggregate_violations: Any, **flat: Any) -> None:
     """Check every argument of :func:`~canary_numba.launch.launch_canary_write_kernel`."""
-    check_context(context)
-    device = context.canary_buf.device
+    device = _check_contexts(contexts)
     check_write_plan(plan, device)
     check_aggregate(aggregate_violations, device)
     check_write_inputs(**flat, device=device)
@@ -279,13 +253,6 @@ def check_scatter_inputs(*, flat_in: Any, offsets: Any, req_pool_indices: Any, p
     require_tensor("flat_in", flat_in, dtype=torch.int64, shape=(None,), device=device)
     require_tensor("req_pool_indices", req_pool_indices, dtype=torch.int64, shape=(None,), device=device)
     require_tensor("offsets", offsets, dtype=torch.int64, shape=(req_pool_indices.shape[0] + 1,), device=device)
-
-
-def require_rows(name: str, table: Any, device: torch.device) -> None:
-    """Check an int32 ``[rows, width]`` table: a row is contiguous, rows may be further apart than their width."""
-    require_tensor(name, table, dtype=torch.int32, shape=(None, None), device=device, contiguous=False)
-    if table.shape[1] > 1 and table.stride(1) != 1:
-        raise ArgumentError(f"{name}: expected contiguous rows, got strides {list(table.stride())}")
 
 
 def check_hash_inputs(*, real_kv_sources: Any, real_kv_hash_mode: Any, slot_indices: Any, hashes_out: Any) -> None:

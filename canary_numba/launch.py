@@ -1,20 +1,23 @@
 """The launchers: check the arguments, choose an engine, hand over.
 
 Names and keyword arguments are those of SGLang 0.5.23's KV-canary operations, so these can stand in for them. What is
-added has a default that changes nothing: ``engine``, ``aggregate_violations``, ``zero_init_okay``, ``real_kv_hashes``
-and :func:`launch_real_kv_hash_kernel`.
+added has a default that changes nothing (``engine``, ``aggregate_violations``, ``zero_init_okay``, ``real_kv_hashes``),
+and so has several contexts in one launch, and :func:`launch_real_kv_hash_kernel`.
+
+On CUDA a launch is remembered by where its tensors are and how they are laid out, and one like it goes unchecked and
+costs the host a fraction (:mod:`canary_numba.engines.cuda.eager`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from canary_numba import checks
 from canary_numba.context import ViolationAggregate
-from canary_numba.engines import engine_for
 from canary_numba.layout import RealKvHashMode
+from canary_numba.work import hash_work, plan_work, scatter_work, verify_work, write_work
 
 
 def launch_canary_verify_kernel(
@@ -25,14 +28,15 @@ def launch_canary_verify_kernel(
     engine: str = "auto",
     aggregate_violations: ViolationAggregate | None = None,
     zero_init_okay: bool = False,
-    real_kv_hashes: torch.Tensor | None = None,
+    real_kv_hashes: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
 ) -> None:
     """Verify the planned slots of one canary buffer and append a ring row for each that fails.
 
     Parameters
     ----------
     context : VerifyOrWriteContext
-        Buffer, ring, counters and sources; SGLang's dataclass works as well.
+        Buffer, ring, counters and sources; SGLang's dataclass works as well. A list or tuple of them is verified by
+        one plan, as if launched one after the other: K and V in a single launch on CUDA, if their layouts agree.
     plan : VerifyPlan
         What to verify; SGLang's dataclass works as well.
     check_verify_expected_token
@@ -45,7 +49,8 @@ def launch_canary_verify_kernel(
         Take a record of 32 zero bytes for "never written": counted in ``aggregate_violations``, no violation.
     real_kv_hashes
         int64 ``[num_slots]``, expected real-KV hash of each slot; given, the context's sources are not read. For
-        callers whose K/V bytes do not fit one launch (see :func:`launch_real_kv_hash_kernel`).
+        callers whose K/V bytes do not fit one launch (see :func:`launch_real_kv_hash_kernel`). With several contexts
+        one for each.
 
     Raises
     ------
@@ -59,17 +64,14 @@ def launch_canary_verify_kernel(
     Reads the buffer, writes ring, counters and aggregate. On CUDA the work is queued on torch's current stream of the
     tensors' device without synchronising.
     """
-    checks.check_verify(
-        context=context, plan=plan, aggregate_violations=aggregate_violations, real_kv_hashes=real_kv_hashes
-    )
-    engine_for(engine, context.canary_buf.device).verify(
+    verify_work(
         context=context,
         plan=plan,
         check_verify_expected_token=check_verify_expected_token,
         aggregate_violations=aggregate_violations,
         zero_init_okay=zero_init_okay,
         real_kv_hashes=real_kv_hashes,
-    )
+    ).run(engine)
 
 
 def launch_canary_write_kernel(
@@ -90,7 +92,7 @@ def launch_canary_write_kernel(
     Parameters
     ----------
     context : VerifyOrWriteContext
-        Buffer, ring, counters and sources; SGLang's dataclass works as well.
+        As in :func:`launch_canary_verify_kernel`: one, or several that write the same tokens.
     plan : WritePlan
         The range of each request in the flat arrays, and the slot its chain goes on from.
     input_ids, positions, out_cache_loc
@@ -114,27 +116,17 @@ def launch_canary_write_kernel(
     Writes 32 bytes of each slot, ring, counters and aggregate. Requests of one launch must not share a slot. On CUDA
     the work is queued on torch's current stream of the tensors' device without synchronising.
     """
-    checks.check_write(
+    write_work(
         context=context,
         plan=plan,
-        aggregate_violations=aggregate_violations,
         input_ids=input_ids,
         positions=positions,
         out_cache_loc=out_cache_loc,
         enable_write_input_assert=enable_write_input_assert,
         expected_input_tokens=expected_input_tokens,
         expected_input_positions=expected_input_positions,
-    )
-    engine_for(engine, context.canary_buf.device).write(
-        context=context,
-        plan=plan,
-        input_ids=input_ids,
-        positions=positions,
-        out_cache_loc=out_cache_loc,
-        expected_input_tokens=expected_input_tokens,
-        expected_input_positions=expected_input_positions,
         aggregate_violations=aggregate_violations,
-    )
+    ).run(engine)
 
 
 def launch_canary_plan_kernels(
@@ -191,7 +183,7 @@ def launch_canary_plan_kernels(
     Any ``bs``. Table, mapping and lengths may hold anything: what leads outside becomes an entry whose slot is
     ``SLOT_OUT_OF_RANGE``. On CUDA no synchronisation and no copy to the host.
     """
-    checks.check_plan_inputs(
+    plan_work(
         verify_plan_out=verify_plan_out,
         write_plan_out=write_plan_out,
         req_pool_indices=req_pool_indices,
@@ -204,20 +196,7 @@ def launch_canary_plan_kernels(
         req_to_verify_expected_tokens=req_to_verify_expected_tokens,
         req_to_verify_expected_tokens_valid_lens=req_to_verify_expected_tokens_valid_lens,
         kv_token_id_vs_position_offset=kv_token_id_vs_position_offset,
-    )
-    engine_for(engine, req_pool_indices.device).plan(
-        verify_plan_out=verify_plan_out,
-        write_plan_out=write_plan_out,
-        req_pool_indices=req_pool_indices,
-        prefix_lens=prefix_lens,
-        extend_seq_lens=extend_seq_lens,
-        req_to_token=req_to_token,
-        swa_window_size=int(swa_window_size),
-        full_to_swa_index_mapping=full_to_swa_index_mapping,
-        req_to_verify_expected_tokens=req_to_verify_expected_tokens,
-        req_to_verify_expected_tokens_valid_lens=req_to_verify_expected_tokens_valid_lens,
-        kv_token_id_vs_position_offset=int(kv_token_id_vs_position_offset),
-    )
+    ).run(engine)
 
 
 def launch_scatter_req_token_ids_kernel(
@@ -250,10 +229,7 @@ def launch_scatter_req_token_ids_kernel(
     EngineUnavailableError
         The engine cannot run here.
     """
-    checks.check_scatter_inputs(flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out)
-    engine_for(engine, pool_out.device).scatter(
-        flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
-    )
+    scatter_work(flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out).run(engine)
 
 
 def launch_real_kv_hash_kernel(
@@ -289,15 +265,9 @@ def launch_real_kv_hash_kernel(
     EngineUnavailableError
         The engine cannot run here.
     """
-    checks.check_hash_inputs(
+    hash_work(
         real_kv_sources=real_kv_sources,
         real_kv_hash_mode=real_kv_hash_mode,
         slot_indices=slot_indices,
         hashes_out=hashes_out,
-    )
-    engine_for(engine, hashes_out.device).hash_real_kv(
-        real_kv_sources=real_kv_sources,
-        real_kv_hash_mode=RealKvHashMode(int(real_kv_hash_mode)),
-        slot_indices=slot_indices,
-        hashes_out=hashes_out,
-    )
+    ).run(engine)

@@ -46,6 +46,7 @@ def plan(
     req_to_token: torch.Tensor,
     swa_window_size: int,
     full_to_swa_index_mapping: torch.Tensor | None,
+    verify_capacity: int,
     req_to_verify_expected_tokens: torch.Tensor | None,
     req_to_verify_expected_tokens_valid_lens: torch.Tensor | None,
     kv_token_id_vs_position_offset: int,
@@ -67,10 +68,10 @@ def plan(
     if swa_window_size > 0:
         starts = (prefixes - min(swa_window_size, width + 1)).clamp(min=0)
     offsets = _exclusive_sum(prefixes - starts)
-    total, capacity = int(offsets[-1]), verify_plan_out.verify_slot_indices.shape[0]
-    verify_plan_out.verify_num_valid.fill_(min(total, capacity))
-    verify_plan_out.enable.fill_(int(total <= capacity))
-    if total > capacity:
+    total = int(offsets[-1])
+    verify_plan_out.verify_num_valid.fill_(min(total, verify_capacity))
+    verify_plan_out.enable.fill_(int(total <= verify_capacity))
+    if total > verify_capacity:
         return
 
     request = torch.repeat_interleave(torch.arange(bs, device=offsets.device), prefixes - starts)

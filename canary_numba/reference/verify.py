@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -94,16 +95,21 @@ def find_failures(
     return rows[failing], failing, never_written
 
 
-def verify(
-    *,
+def verify(*, contexts: Sequence[Any], real_kv_hashes: Sequence[torch.Tensor | None], **rest: Any) -> None:
+    """Run :func:`canary_numba.launch.launch_canary_verify_kernel` in torch."""
+    for context, hashes in zip(contexts, real_kv_hashes, strict=True):
+        _verify(context, hashes, **rest)
+
+
+def _verify(
     context: Any,
+    real_kv_hashes: torch.Tensor | None,
+    *,
     plan: Any,
     check_verify_expected_token: bool,
     aggregate_violations: ViolationAggregate | None,
     zero_init_okay: bool,
-    real_kv_hashes: torch.Tensor | None,
 ) -> None:
-    """Run :func:`canary_numba.launch.launch_canary_verify_kernel` in torch."""
     context.kernel_run_counter.add_(1)
     if int(plan.enable) == 0:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,18 +160,24 @@ def _chain_position_rows(
     return rows, failing
 
 
-def write(
-    *,
+def write(*, contexts: Sequence[Any], **rest: Any) -> None:
+    """Run :func:`canary_numba.launch.launch_canary_write_kernel` in torch."""
+    for context in contexts:
+        _write(context, **rest)
+
+
+def _write(
     context: Any,
+    *,
     plan: Any,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
     out_cache_loc: torch.Tensor,
+    enable_write_input_assert: bool,
     expected_input_tokens: torch.Tensor | None,
     expected_input_positions: torch.Tensor | None,
     aggregate_violations: ViolationAggregate | None,
 ) -> None:
-    """Run :func:`canary_numba.launch.launch_canary_write_kernel` in torch."""
     context.kernel_run_counter.add_(1)
     records = records_of(context.canary_buf)
     num_reqs = min(max(int(plan.write_num_valid_reqs), 0), plan.write_seed_slot_indices.shape[0])

@@ -16,7 +16,7 @@ from numba import int32, int64, types, uint8, uint64
 from canary_numba.engines.cuda.device import cuda
 from canary_numba.engines.cuda.fold import NARROW_TILE_WORDS, SourceShape
 from canary_numba.engines.cuda.hash import make_hash_kernel
-from canary_numba.engines.cuda.plan import plan_chunks_kernel, plan_entries_kernel
+from canary_numba.engines.cuda.plan_kernels import make_plan_entries_kernel, plan_chunks_kernel
 from canary_numba.engines.cuda.scatter import scatter_req_token_ids_kernel
 from canary_numba.engines.cuda.verify import make_verify_kernel
 from canary_numba.engines.cuda.write import make_write_kernel
@@ -52,8 +52,25 @@ def _source_types(shapes: tuple[SourceShape, ...]) -> list[Any]:
     return [_U8 if shape.unit == 1 else _U64 for shape in shapes] + [_U64] * (4 - len(shapes))
 
 
-def _sink() -> list[Any]:
-    return [_TABLE, _I32, _I64, _I64, _TABLE]
+def _each(count: int, *kinds: Any) -> list[Any]:
+    """Arguments that a batch of ``count`` contexts has one of each."""
+    return [types.UniTuple(kind, count) for kind in kinds]
+
+
+def _verify_types(shapes: tuple[SourceShape, ...], count: int) -> list[Any]:
+    plan = [_I64, _I64, _I64, _I64, _I32, _I32]
+    own = _each(count, *_source_types(shapes), _I64, int64)
+    return [*_each(count, _U64), uint64, int64, *plan, *own, int64, _TABLE, _I32, *_each(count, _I64, _I64), _TABLE]
+
+
+def _write_types(shapes: tuple[SourceShape, ...], count: int, flat: Any) -> list[Any]:
+    own = _each(count, *_source_types(shapes))
+    sink = [_I32, *_each(count, int64), int64, _TABLE, _I32, *_each(count, _I64, _I64), _TABLE]
+    return [*_each(count, _U64), uint64, int64, _I64, _I64, _I32, *[flat] * 5, *own, *sink]
+
+
+def _narrow(shapes: tuple[SourceShape, ...]) -> tuple[SourceShape, ...]:
+    return tuple(shape._replace(widest=NARROW_TILE_WORDS) for shape in shapes)
 
 
 def _kernels() -> dict[str, tuple[Any, list[Any]]]:
@@ -61,28 +78,19 @@ def _kernels() -> dict[str, tuple[Any, list[Any]]]:
     for name, shapes in SHAPES.items():
         sources = _source_types(shapes)
         paired = name != "words"
-        kernels[f"verify-{name}"] = (
-            make_verify_kernel(shapes, paired),
-            [_U64, uint64, int64, _I64, _I64, _I64, _I64, _I32, _I32, *sources, _I64, int64, int64, *_sink()],
-        )
-        kernels[f"write-{name}"] = (
-            make_write_kernel(tuple(s._replace(widest=NARROW_TILE_WORDS) for s in shapes), paired),
-            [_U64, uint64, int64, _I64, _I64, _I32, *[_I64] * 5, *sources, _I32, int64, int64, *_sink()],
-        )
+        for count, label in ((1, name), (2, f"both-{name}")):
+            verify, write = make_verify_kernel(shapes, paired, count), make_write_kernel(_narrow(shapes), paired, count)
+            kernels[f"verify-{label}"] = (verify, _verify_types(shapes, count))
+            kernels[f"write-{label}"] = (write, _write_types(shapes, count, _I64))
         if shapes:
             kernels[f"hash-{name}"] = (make_hash_kernel(shapes), [_I64, _U64, int64, *sources])
-    kernels["write-int32"] = (
-        make_write_kernel((WIDE,), True),
-        [_U64, uint64, int64, _I64, _I64, _I32, *[_I32] * 5, *_source_types((WIDE,)), _I32, int64, int64, *_sink()],
-    )
+    kernels["write-int32"] = (make_write_kernel((WIDE,), True, 1), _write_types((WIDE,), 1, _I32))
     kernels["plan-chunks"] = (plan_chunks_kernel, [_I64, _I64, _I64, int64, int64, int64, _I64, _I64, _I64])
-    kernels["plan-entries"] = (
-        plan_entries_kernel,
-        [_I64, _I64, _I64, _I32, int64, int64, int64, int64, _I64, int64]
-        + [_I32, int64, int64, int64, _I64, int64, int64, int64, _I64, _I64]
-        + [_I64] * 4
-        + [_I32, _I32, _I64, _I64, _I32],
-    )
+    entries = [_I64, _I64, _I64, _I32, int64, int64, int64, int64, _I64, int64]
+    entries += [_I32, int64, int64, int64, _I64, int64, int64, int64, _I64, _I64]
+    entries += [*[_U64] * 4, _I32, _I32, _I64, _I64, _I32]
+    kernels["plan-entries"] = (make_plan_entries_kernel(True), entries)
+    kernels["plan-entries-unpaired"] = (make_plan_entries_kernel(False), entries)
     kernels["scatter"] = (scatter_req_token_ids_kernel, [_I64, _I64, _I64, _I32, int64, int64, int64])
     return kernels
 

@@ -104,6 +104,7 @@ def plan(
     req_to_token: torch.Tensor,
     swa_window_size: int,
     full_to_swa_index_mapping: torch.Tensor | None,
+    verify_capacity: int,
     req_to_verify_expected_tokens: torch.Tensor | None,
     req_to_verify_expected_tokens_valid_lens: torch.Tensor | None,
     kv_token_id_vs_position_offset: int,
@@ -128,10 +129,10 @@ def plan(
         write_plan_out.write_offsets.numpy(),
         write_plan_out.write_seed_slot_indices.numpy(),
     )
-    total, capacity = int(verify_offsets[bs]), verify_plan_out.verify_slot_indices.shape[0]
-    verify_plan_out.verify_num_valid.numpy()[0] = min(total, capacity)
-    verify_plan_out.enable.numpy()[0] = int(total <= capacity)
-    if total > capacity:
+    total = int(verify_offsets[bs])
+    verify_plan_out.verify_num_valid.numpy()[0] = min(total, verify_capacity)
+    verify_plan_out.enable.numpy()[0] = int(total <= verify_capacity)
+    if total > verify_capacity:
         return
     has_pool = req_to_verify_expected_tokens is not None
     pool, valid_lens = np.empty((0, 0), np.int32), np.empty(0, np.int64)

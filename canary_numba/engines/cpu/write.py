@@ -6,6 +6,7 @@ in the order of the flat arrays, so that the ring is deterministic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -167,20 +168,25 @@ def _report(
                 )
 
 
-def write(
-    *,
+def write(*, contexts: Sequence[Any], **rest: Any) -> None:
+    """Run :func:`canary_numba.launch.launch_canary_write_kernel` on the CPU."""
+    for context in contexts:
+        _write(context, **rest)
+
+
+def _write(
     context: Any,
+    *,
     plan: Any,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
     out_cache_loc: torch.Tensor,
+    enable_write_input_assert: bool,
     expected_input_tokens: torch.Tensor | None,
     expected_input_positions: torch.Tensor | None,
     aggregate_violations: ViolationAggregate | None,
 ) -> None:
-    """Run :func:`canary_numba.launch.launch_canary_write_kernel` on the CPU."""
     context.kernel_run_counter.numpy()[0] += 1
-    assert_input = expected_input_tokens is not None
     tokens, place, slots = (t.numpy() for t in (input_ids, positions, out_cache_loc))
     slots = slots.astype(np.int64, copy=False)
     expected_tokens = expected_input_tokens.numpy() if expected_input_tokens is not None else tokens
@@ -208,7 +214,7 @@ def write(
         slots,
         expected_tokens,
         expected_positions,
-        assert_input,
+        bool(enable_write_input_assert),
         assert_chain,
         hashes,
         input_bits,
@@ -228,7 +234,7 @@ def write(
             slots,
             expected_tokens,
             expected_positions,
-            assert_input,
+            bool(enable_write_input_assert),
             input_bits,
             chain_expected,
             chain_failed,

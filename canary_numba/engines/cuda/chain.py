@@ -15,163 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from canary_numba.engines.cuda.device import (
-    WARP,
-    close_state,
-    cuda,
-    device_function,
-    first_shift,
-    load_pair,
-    open_state,
-    open_step,
-    shares_key,
-    slot_hash,
-    warp_sync,
-)
+from canary_numba.engines.cuda.chain_walks import make_walk_careful, make_walk_plain
+from canary_numba.engines.cuda.device import WARP, cuda, device_function, first_shift, shares_key, slot_hash, warp_sync
 from canary_numba.engines.cuda.records import make_read_record, make_store_link
 from canary_numba.engines.cuda.ring import append_row
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
 
-_WRITE_TOKEN = int(FailReason.WRITE_TOKEN_MISMATCH)
-_WRITE_POSITION = int(FailReason.WRITE_POSITION_MISMATCH)
-_SLOT_RANGE = int(FailReason.VERIFY_SLOT_OUT_OF_RANGE)
 _PREV_RANGE = int(FailReason.VERIFY_PREV_SLOT_OUT_OF_RANGE)
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _TWO = np.uint64(2)
-_THREE = np.uint64(3)
 _FOUR = np.uint64(4)
 _LANES = np.uint64(WARP)
-_UNROLL = 8
-_UNROLLED = np.uint64(_UNROLL)
-
-
-def _make_walk_plain(store_link: Any) -> Any:
-    @device_function
-    def step(staged_shifts: Any, at: Any, y: Any) -> Any:
-        token_shift, position_shift = load_pair(staged_shifts, _TWO * at)
-        return open_step(open_step(open_step(y, _ZERO), token_shift), position_shift)
-
-    @device_function
-    def walk_plain(
-        records: Any,
-        stride: Any,
-        staged: Any,
-        staged_shifts: Any,
-        first: Any,
-        count: Any,
-        lane: Any,
-        slot: Any,
-        token: Any,
-        position: Any,
-        h: Any,
-    ) -> Any:
-        y = open_state(h)
-        leads = lane == _ZERO
-        k = _ZERO
-        while k + _UNROLLED <= count:
-            for i in range(_UNROLL):
-                at = first + k + np.uint64(i)
-                if leads:
-                    staged[_TWO * at] = y
-                y = step(staged_shifts, at, y)
-            k += _UNROLLED
-        while k < count:
-            if leads:
-                staged[_TWO * (first + k)] = y
-            y = step(staged_shifts, first + k, y)
-            k += _ONE
-        warp_sync()
-        if lane < count:
-            before = close_state(staged[_TWO * (first + lane)])
-            store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), before)
-        return close_state(y)
-
-    return walk_plain
-
-
-def _make_walk_careful(store_link: Any) -> Any:
-    @device_function
-    def walk_careful(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
-        staged: Any,
-        staged_slot: Any,
-        first: Any,
-        base: Any,
-        count: Any,
-        h: Any,
-        last_position: Any,
-        expected_tokens: Any,
-        expected_positions: Any,
-        assert_input: Any,
-        check_chain: Any,
-        kind: Any,
-        ring: Any,
-        write_index: Any,
-        aggregate: Any,
-    ) -> Any:
-        for k in range(count):
-            at = first + np.uint64(k)
-            entry = base + k
-            slot = staged_slot[at]
-            if slot < 0:
-                continue
-            token = np.int64(staged[_TWO * at])
-            position = np.int64(staged[_TWO * at + _ONE])
-            expected_token = token
-            expected_position = position
-            bits = 0
-            if assert_input:
-                expected_token = np.int64(expected_tokens[entry])
-                expected_position = np.int64(expected_positions[entry])
-                if token != expected_token:
-                    bits |= _WRITE_TOKEN
-                if position != expected_position:
-                    bits |= _WRITE_POSITION
-            if slot >= num_slots:
-                bits |= _SLOT_RANGE
-            if bits != 0:
-                append_row(
-                    ring,
-                    write_index,
-                    aggregate,
-                    entry,
-                    kind,
-                    slot,
-                    position,
-                    token,
-                    expected_token,
-                    h,
-                    expected_position,
-                    bits,
-                )
-            if slot >= num_slots:
-                continue
-            if check_chain and position != last_position + 1:
-                append_row(
-                    ring,
-                    write_index,
-                    aggregate,
-                    entry,
-                    kind,
-                    slot,
-                    position,
-                    token,
-                    token,
-                    h,
-                    last_position + 1,
-                    _WRITE_POSITION,
-                )
-            store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), h)
-            h = slot_hash(h, np.uint64(token), np.uint64(position))
-            last_position = position
-        return h, last_position
-
-    return walk_careful
 
 
 @lru_cache(maxsize=8)
@@ -195,8 +52,8 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
     """
     read_record = make_read_record(paired)
     store_link = make_store_link(paired, keep_real_hash)
-    walk_plain = _make_walk_plain(store_link)
-    walk_careful = _make_walk_careful(store_link)
+    walk_plain = make_walk_plain(store_link)
+    walk_careful = make_walk_careful(store_link)
 
     @device_function
     def walk_request(

@@ -28,11 +28,20 @@ BLOCK_THREADS = WARP if SIMULATED else 256
 device_function = cuda.jit(device=True) if SIMULATED else cuda.jit(device=True, forceinline=True)
 """Decorator of device functions: always inlined, so that arrays passed to one stay in registers."""
 
+# A device function may not return an array that is not an argument of its own; code put in its caller's place may.
+in_place = cuda.jit(device=True) if SIMULATED else cuda.jit(device=True, inline="always")
+"""Decorator of device functions that take an array out of a tuple: their code replaces the call before typing."""
+
 if SIMULATED:
 
     def cuda_kernel(*, threads: int | None = None, carveout: int | None = None) -> Any:
         """Decorator of kernels that must share a multiprocessor's resources on purpose; nothing to the simulator."""
         return cuda.jit
+
+    @device_function
+    def in_global_memory(array: Any) -> Any:
+        """The same array, known to lie in global memory."""
+        return array
 
     @device_function
     def warp_sync() -> None:
@@ -104,6 +113,22 @@ else:
             store = builder.store(pair, _pair_pointer(context, builder, sig.args[0], array, index))
             store.align = 16
             return context.get_dummy_value()
+
+        return signature, codegen
+
+    @intrinsic
+    def in_global_memory(typing_context: Any, array: Any) -> Any:
+        """The same array, known to lie in global memory: of one of two arguments, the compiler forgets it."""
+        signature = array(array)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            view = context.make_array(sig.args[0])(context, builder, value=args[0])
+            kind = view.data.type
+            # By way of an integer: a cast to another memory and back would be dropped.
+            address = builder.ptrtoint(view.data, ir.IntType(64))
+            placed = builder.inttoptr(address, ir.PointerType(kind.pointee, addrspace=1))
+            view.data = builder.addrspacecast(placed, kind)
+            return view._getvalue()
 
         return signature, codegen
 

@@ -5,7 +5,9 @@ Bytes moved per slot: 8 of index, 16 of accumulator, ``read_bytes`` of each sour
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from canary_numba.engines.cuda.fold import (
     warp_tile_words,
 )
 from canary_numba.engines.cuda.launcher import PreparedLaunch
+from canary_numba.layout import RealKvHashMode
 from canary_numba.sources import flatten_source
 
 _ZERO = np.uint64(0)
@@ -69,23 +72,37 @@ def make_hash_kernel(shapes: tuple[SourceShape, ...]) -> Any:
     return real_kv_hash_kernel
 
 
-def hash_real_kv(
-    *, real_kv_sources: Any, real_kv_hash_mode: Any, slot_indices: torch.Tensor, hashes_out: torch.Tensor
-) -> None:
-    """Run :func:`canary_numba.launch.launch_real_kv_hash_kernel` on CUDA."""
-    sources = [flatten_source(source, real_kv_hash_mode) for source in real_kv_sources]
-    num_slots = min(source.num_slots for source in sources)
-    if num_slots == 0 or slot_indices.shape[0] == 0:
-        return
-    device = hashes_out.device
-    shapes = tuple(SourceShape.of(s) for s in sources)
-    threads = block_threads(shapes)
-    kernel = make_hash_kernel(shapes)
-    blocks = min(-(-slot_indices.shape[0] // threads), multiprocessors(device) * 16384 // threads)
-    arguments = [
-        slot_indices,
-        hashes_out.view(torch.uint64),
-        np.int64(num_slots),
-        *kernel_sources(sources, device),
-    ]
-    PreparedLaunch(kernel, blocks, threads, device, arguments)()
+class HashLaunch(PreparedLaunch):
+    """A hash launch whose slots and accumulators may be replaced by others."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        mode = RealKvHashMode(int(arguments["real_kv_hash_mode"]))
+        slots, hashes = arguments["slot_indices"], arguments["hashes_out"]
+        sources = [flatten_source(source, mode) for source in arguments["real_kv_sources"]]
+        shapes = tuple(SourceShape.of(s) for s in sources)
+        num_slots = np.int64(min(source.num_slots for source in sources))
+        self._block_threads = block_threads(shapes)
+        packed = [slots, hashes.view(torch.uint64), num_slots, *kernel_sources(sources, hashes.device)]
+        blocks = self._blocks(slots, hashes.device)
+        super().__init__(make_hash_kernel(shapes), blocks, self._block_threads, hashes.device, packed)
+
+    def replace_flat(self, flat: Sequence[torch.Tensor]) -> None:
+        """Hash these from the next call on: the tensors of :data:`FLAT`, of any one length."""
+        for index, tensor in enumerate(flat):
+            self.rebind(index, tensor)
+        self.grid = (self._blocks(flat[0], self._device), 1)
+
+    def _blocks(self, slots: torch.Tensor, device: torch.device) -> int:
+        most = multiprocessors(device) * 16384 // self._block_threads
+        return max(1, min(-(-slots.shape[0] // self._block_threads), most))
+
+
+FLAT = itemgetter("slot_indices", "hashes_out")
+"""Takes of the arguments those that differ from call to call, in the kernel's order."""
+
+
+def prepare_hash(**arguments: Any) -> list[HashLaunch]:
+    """Prepare the launch for the arguments of :func:`canary_numba.launch.launch_real_kv_hash_kernel`."""
+    # Without a slot there is nothing to hash, nor a byte that the kernel could read in its place.
+    slots = min(source.tensor.shape[0] for source in arguments["real_kv_sources"])
+    return [HashLaunch(arguments)] if slots else []

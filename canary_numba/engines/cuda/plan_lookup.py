@@ -10,6 +10,7 @@ from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, device_functio
 from canary_numba.layout import SLOT_OUT_OF_RANGE
 
 _OUT_OF_RANGE = np.int64(SLOT_OUT_OF_RANGE)
+_INT32_ONE = np.int32(1)
 _BLOCK_SHIFT = np.int64(BLOCK_THREADS.bit_length() - 1)
 
 
@@ -45,29 +46,15 @@ def verify_start(verify_starts: Any, verify_bases: Any, shift: Any, request: Any
 
 
 @device_function
-def find_request(verify_starts: Any, verify_bases: Any, shift: Any, first: Any, last: Any, entry: Any) -> Any:
-    """The request in ``[first, last)`` that ``entry`` belongs to: the last one that starts at or before it."""
-    low = first
-    high = last
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if verify_start(verify_starts, verify_bases, shift, middle) <= entry:
-            low = middle
-        else:
-            high = middle
-    return low
+def find_request(verify_starts: Any, verify_bases: Any, shift: Any, bs: Any, entry: Any) -> Any:
+    """The request that ``entry`` belongs to, the last of all ``bs`` that starts at or before it.
 
-
-@device_function
-def find_request_together(verify_starts: Any, verify_bases: Any, shift: Any, first: Any, last: Any, entry: Any) -> Any:
-    """Same as :func:`find_request`, by all threads of the block together.
-
-    Each round cuts the range by ``BLOCK_THREADS``: two loads one after another for 65,536 requests, where bisecting
-    takes sixteen.
+    All threads of the block call it together. Each round cuts the range by ``BLOCK_THREADS``: two loads one after
+    another for 65,536 requests, where bisecting takes sixteen.
     """
     thread = np.int64(cuda.threadIdx.x)
-    low = first
-    high = last
+    low = np.int64(0)
+    high = bs
     while high - low > 1:
         reach = (high - low + np.int64(BLOCK_THREADS - 1)) >> _BLOCK_SHIFT
         probe = low + thread * reach
@@ -80,15 +67,44 @@ def find_request_together(verify_starts: Any, verify_bases: Any, shift: Any, fir
 
 
 @device_function
-def lookup_slot(
-    table: Any, stride: Any, num_rows: Any, width: Any, row: Any, position: Any, mapping: Any, has_mapping: Any
-) -> Any:
-    """The slot that ``row`` holds at ``position``, through the mapping if there is one."""
-    if row < 0 or row >= num_rows or position >= width:
+def find_start(starts: Any, first: Any, last: Any, entry: Any) -> Any:
+    """Index of the last of ``starts[first:last]`` (all int32) that is at most ``entry``; the first of them is."""
+    low = first
+    high = last
+    # Cast back at each step: Numba makes the sum of two int32 an int64, of twice the instructions.
+    while np.int32(high - low) > 1:
+        middle = np.int32(np.int32(low + high) >> _INT32_ONE)
+        if starts[np.uint32(middle)] <= entry:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@device_function
+def row_start(stride: Any, num_rows: Any, row: Any) -> Any:
+    """Where ``row`` of a flat table starts; -1 for a row outside it."""
+    if row < 0 or row >= num_rows:
+        return np.int64(-1)
+    return row * stride
+
+
+@device_function
+def lookup_slot(table: Any, start: Any, width: Any, position: Any, mapping: Any, has_mapping: Any) -> Any:
+    """The slot that the row starting at ``start`` holds at ``position`` >= 0, through the mapping if there is one."""
+    if start < 0 or position >= width:
         return _OUT_OF_RANGE
-    slot = np.int64(table[row * stride + position])
+    slot = np.int64(table[np.uint64(start + position)])
     if has_mapping != 0 and slot >= 0:
         if slot >= mapping.shape[0]:
             return _OUT_OF_RANGE
-        return np.int64(mapping[slot])
+        return np.int64(mapping[np.uint64(slot)])
     return slot
+
+
+@device_function
+def lookup_token(pool: Any, start: Any, known: Any, position: Any) -> Any:
+    """The token that the row starting at ``start`` holds at ``position`` >= 0; -1 if it is not among the ``known``."""
+    if start < 0 or position >= known:
+        return np.int64(-1)
+    return np.int64(pool[np.uint64(start + position)])

@@ -2,11 +2,13 @@
 
 Bytes moved per entry: 32 of plan (coalesced), 32 of record, and ``read_bytes`` of each K/V source (see
 :mod:`canary_numba.engines.cuda.fold`). In a plan in order an entry's predecessor is the entry of the lane before, so
-its record is handed over through shared memory and read from global memory only where it is not.
+its record is handed over through shared memory and read from global memory only where it is not. A launch serves one
+context or two (see :mod:`canary_numba.engines.cuda.batch`); two read the plan from memory once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from numba import uint64
 
 from canary_numba.context import AGGREGATE_NEVER_WRITTEN, ViolationAggregate
+from canary_numba.engines.cuda.batch import BatchArguments, Operand, in_batches, make_picks, operand_of
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
@@ -27,16 +30,14 @@ from canary_numba.engines.cuda.fold import (
     FOLD_CARVEOUT,
     SourceShape,
     block_threads,
-    kernel_sources,
     make_real_kv_fold,
     warp_tile_words,
 )
 from canary_numba.engines.cuda.launcher import PreparedLaunch
-from canary_numba.engines.cuda.records import make_read_record, record_words, records_are_paired
+from canary_numba.engines.cuda.records import make_read_record
 from canary_numba.engines.cuda.ring import append_row, table_of
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
-from canary_numba.sources import active_sources
 
 _CHAIN = int(FailReason.VERIFY_CHAIN_HASH_MISMATCH)
 _POSITION = int(FailReason.VERIFY_POSITION_MISMATCH)
@@ -57,8 +58,9 @@ _LANES = np.uint64(WARP)
 
 
 @lru_cache(maxsize=256)
-def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
-    """Build the verify kernel for sources of these shapes and for paired records or not."""
+def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int) -> Any:
+    """Build the verify kernel for ``count`` contexts with sources of these shapes, for paired records or not."""
+    pick, pick_number = make_picks(count)
     real_kv_fold = make_real_kv_fold(shapes)
     read_record = make_read_record(paired)
     has_sources = len(shapes) > 0
@@ -68,7 +70,7 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
 
     @cuda_kernel(carveout=FOLD_CARVEOUT if warp_tile_words(shapes) else None)
     def canary_verify_kernel(
-        records: Any,
+        all_records: Any,
         stride: Any,
         num_slots: Any,
         plan_slots: Any,
@@ -77,19 +79,22 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         plan_prevs: Any,
         num_valid: Any,
         enable: Any,
-        src0: Any,
-        src1: Any,
-        src2: Any,
-        src3: Any,
-        slot_hashes: Any,
-        kind: Any,
+        all_src0: Any,
+        all_src1: Any,
+        all_src2: Any,
+        all_src3: Any,
+        all_hashes: Any,
+        kinds: Any,
         flags: Any,
         ring: Any,
         write_index: Any,
-        slot_run: Any,
-        kernel_run: Any,
+        slot_runs: Any,
+        kernel_runs: Any,
         aggregate: Any,
     ) -> None:
+        records = pick(all_records)
+        src0, src1, src2, src3 = pick(all_src0), pick(all_src1), pick(all_src2), pick(all_src3)
+        kind = pick_number(kinds)
         tile = cuda.shared.array(tile_words, uint64)
         rows = cuda.shared.array(threads, uint64)
 
@@ -98,17 +103,17 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         warp = thread // _LANES
         # Records are handed over where the warp's tile was, which is free once it is folded.
         near = warp * np.uint64(warp_words) + lane
-        first = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        first = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         active = np.int64(0)
         if enable[0] != 0:
             active = min(max(np.int64(num_valid[0]), np.int64(0)), np.int64(plan_slots.shape[0]))
         if first == 0:
-            cuda.atomic.add(kernel_run, 0, 1)
-            cuda.atomic.add(slot_run, 0, active)
+            cuda.atomic.add(pick(kernel_runs), 0, 1)
+            cuda.atomic.add(pick(slot_runs), 0, active)
 
         # Of the 32 entries of this warp: all lanes stay in the loop together, since they fold together.
         group = np.int64(first) - np.int64(lane)
-        step = np.int64(cuda.gridDim.x) * np.int64(cuda.blockDim.x)
+        step = np.int64(cuda.gridDim.y) * np.int64(cuda.blockDim.x)
         while group < active:
             entry = group + np.int64(lane)
             slot = np.int64(0)
@@ -120,7 +125,7 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
                 safe = np.uint64(slot) if inside else _ZERO
                 real_hash = real_kv_fold(real_hash, src0, src1, src2, src3, safe, tile, rows, warp, lane)
             elif (flags & FLAG_HASH_BY_SLOT) != 0 and inside:
-                real_hash = np.uint64(slot_hashes[slot])
+                real_hash = np.uint64(pick(all_hashes)[slot])
 
             # Read after the fold, whose registers they would take away.
             prev = np.int64(0)
@@ -194,56 +199,51 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
     return canary_verify_kernel
 
 
-def _arguments(
+def _launch(
+    batch: list[Operand],
     *,
-    context: Any,
     plan: Any,
     check_verify_expected_token: bool,
     aggregate_violations: ViolationAggregate | None,
     zero_init_okay: bool,
-    real_kv_hashes: torch.Tensor | None,
-) -> tuple[Any, int, int, list[Any]]:
-    """Choose kernel, blocks, threads and arguments of a verify launch."""
-    buf = context.canary_buf
-    device = buf.device
-    sources = active_sources(context) if real_kv_hashes is None and buf.shape[0] > 0 else []
-    shapes = tuple(SourceShape.of(s) for s in sources)
-    threads = block_threads(shapes)
-    kernel = make_verify_kernel(shapes, records_are_paired(buf))
+) -> PreparedLaunch:
+    layout, context = batch[0].layout, batch[0].context
+    device = context.canary_buf.device
+    threads = block_threads(layout.shapes)
     flags = FLAG_CHECK_TOKEN if check_verify_expected_token else 0
     flags |= FLAG_ZERO_INIT_OKAY if zero_init_okay else 0
-    flags |= FLAG_HASH_BY_SLOT if real_kv_hashes is not None else 0
+    flags |= FLAG_HASH_BY_SLOT if batch[0].hashes.shape[0] > 0 else 0
     capacity = plan.verify_slot_indices.shape[0]
     blocks = max(1, min(-(-capacity // threads), multiprocessors(device) * 16384 // threads))
+    own = BatchArguments.of(batch)
     arguments = [
-        record_words(buf),
-        np.uint64(buf.shape[1] // 8),
-        np.int64(buf.shape[0]),
+        own.records,
+        np.uint64(layout.stride),
+        np.int64(layout.num_slots),
         plan.verify_slot_indices,
         plan.verify_expected_tokens,
         plan.verify_expected_positions,
         plan.verify_prev_slot_indices,
         plan.verify_num_valid,
         plan.enable,
-        *kernel_sources(sources, device),
-        torch.empty(0, dtype=torch.int64, device=device) if real_kv_hashes is None else real_kv_hashes,
-        np.int64(int(context.kernel_kind)),
+        *own.sources,
+        own.hashes,
+        own.kinds,
         np.int64(flags),
         context.violation_ring,
         context.violation_write_index,
-        context.slot_run_counter,
-        context.kernel_run_counter,
+        own.slot_runs,
+        own.kernel_runs,
         table_of(aggregate_violations, device),
     ]
-    return kernel, blocks, threads, arguments
+    kernel = make_verify_kernel(layout.shapes, layout.paired, len(batch))
+    return PreparedLaunch(kernel, (len(batch), blocks), threads, device, arguments)
 
 
-def prepare_verify(**kwargs: Any) -> PreparedLaunch:
-    """Prepare the launch for the keyword arguments of :func:`verify`."""
-    kernel, blocks, threads, arguments = _arguments(**kwargs)
-    return PreparedLaunch(kernel, blocks, threads, kwargs["context"].canary_buf.device, arguments)
-
-
-def verify(**kwargs: Any) -> None:
-    """Run :func:`canary_numba.launch.launch_canary_verify_kernel` on CUDA; same keyword arguments."""
-    prepare_verify(**kwargs)()
+def prepare_verify(
+    *, contexts: Sequence[Any], real_kv_hashes: Sequence[torch.Tensor | None], **rest: Any
+) -> list[PreparedLaunch]:
+    """Prepare the launches for the arguments of :func:`canary_numba.launch.launch_canary_verify_kernel`."""
+    pairs = zip(contexts, real_kv_hashes, strict=True)
+    operands = [operand_of(context, hashes=hashes) for context, hashes in pairs]
+    return [_launch(batch, **rest) for batch in in_batches(operands)]

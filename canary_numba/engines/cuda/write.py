@@ -10,14 +10,16 @@ Bytes moved per token: 24 of token, position and slot, 32 of record, ``read_byte
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numba import int64, uint64
 
-from canary_numba.context import ViolationAggregate
+from canary_numba.engines.cuda.batch import BatchArguments, Layout, Operand, in_batches, make_picks, operand_of
 from canary_numba.engines.cuda.chain import make_walk_request
 from canary_numba.engines.cuda.device import (
     WARP,
@@ -30,14 +32,11 @@ from canary_numba.engines.cuda.fold import (
     NARROW_TILE_WORDS,
     SourceShape,
     block_threads,
-    kernel_sources,
     make_real_kv_fold,
     warp_tile_words,
 )
 from canary_numba.engines.cuda.launcher import PreparedLaunch
-from canary_numba.engines.cuda.records import record_words, records_are_paired
 from canary_numba.engines.cuda.ring import table_of
-from canary_numba.sources import active_sources
 
 FLAG_ASSERT_INPUT = 1
 
@@ -130,11 +129,12 @@ def _make_fold_tokens(shapes: tuple[SourceShape, ...]) -> Any:
 
 
 @lru_cache(maxsize=256)
-def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
-    """Build the write kernel for sources of these shapes and for paired records or not."""
+def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int) -> Any:
+    """Build the write kernel for ``count`` contexts with sources of these shapes, for paired records or not."""
+    pick, pick_number = make_picks(count)
     has_sources = len(shapes) > 0
-    fold_tokens = _make_fold_tokens(shapes)
     walk_request = make_walk_request(paired, has_sources)
+    fold_tokens = _make_fold_tokens(shapes)
     threads = block_threads(shapes)
     warps = threads // WARP
     tile_words = max(1, warps * warp_tile_words(shapes))
@@ -143,7 +143,7 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
 
     @cuda_kernel(threads=threads, carveout=_CARVEOUT if warp_tile_words(shapes) else None)
     def canary_write_kernel(
-        records: Any,
+        all_records: Any,
         stride: Any,
         num_slots: Any,
         offsets: Any,
@@ -154,31 +154,33 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
         slots: Any,
         expected_tokens: Any,
         expected_positions: Any,
-        src0: Any,
-        src1: Any,
-        src2: Any,
-        src3: Any,
+        all_src0: Any,
+        all_src1: Any,
+        all_src2: Any,
+        all_src3: Any,
         chain_assert: Any,
-        kind: Any,
+        kinds: Any,
         flags: Any,
         ring: Any,
         write_index: Any,
-        slot_run: Any,
-        kernel_run: Any,
+        slot_runs: Any,
+        kernel_runs: Any,
         aggregate: Any,
     ) -> None:
+        records = pick(all_records)
+        kind = pick_number(kinds)
         staged = cuda.shared.array(stage_words, uint64)
         staged_shifts = cuda.shared.array(stage_words, uint64)
         staged_slot = cuda.shared.array(threads, int64)
         state = cuda.shared.array(state_words, uint64)
-        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
-            cuda.atomic.add(kernel_run, 0, 1)
+        if cuda.blockIdx.y == 0 and cuda.threadIdx.x == 0:
+            cuda.atomic.add(pick(kernel_runs), 0, 1)
         num_reqs = min(max(np.int64(num_valid_reqs[0]), np.int64(0)), np.int64(seeds.shape[0]))
         if num_reqs == 0:
             return
         num_tokens = np.int64(slots.shape[0])
-        blocks = np.int64(cuda.gridDim.x)
-        warp_index = np.int64(cuda.threadIdx.x // WARP) * blocks + np.int64(cuda.blockIdx.x)
+        blocks = np.int64(cuda.gridDim.y)
+        warp_index = np.int64(cuda.threadIdx.x // WARP) * blocks + np.int64(cuda.blockIdx.y)
         chain_warps = blocks * np.int64(warps)
         if has_sources:
             tile = cuda.shared.array(tile_words, uint64)
@@ -196,10 +198,10 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
                     offsets,
                     num_reqs,
                     slots,
-                    src0,
-                    src1,
-                    src2,
-                    src3,
+                    pick(all_src0),
+                    pick(all_src1),
+                    pick(all_src2),
+                    pick(all_src3),
                     increasing,
                     warp_index - chain_warps,
                     fold_warps,
@@ -236,67 +238,76 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool) -> Any:
             )
             request += chain_warps
         if counted > 0:
-            cuda.atomic.add(slot_run, 0, counted)
+            cuda.atomic.add(pick(slot_runs), 0, counted)
 
     return canary_write_kernel
 
 
-def _arguments(
-    *,
-    context: Any,
-    plan: Any,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    expected_input_tokens: torch.Tensor | None,
-    expected_input_positions: torch.Tensor | None,
-    aggregate_violations: ViolationAggregate | None,
-) -> tuple[Any, int, int, list[Any]]:
-    """Choose kernel, blocks, threads and arguments of a write launch."""
-    buf = context.canary_buf
-    device = buf.device
-    sources = active_sources(context) if buf.shape[0] > 0 else []
-    shapes = tuple(SourceShape.of(s, NARROW_TILE_WORDS) for s in sources)
-    threads = block_threads(shapes)
-    kernel = make_write_kernel(shapes, records_are_paired(buf))
+FLAT = itemgetter("input_ids", "positions", "out_cache_loc", "expected_input_tokens", "expected_input_positions")
+"""Takes of the arguments the inputs that a server allocates anew for each step, in the kernel's order."""
+_FIRST_FLAT = 6
+
+
+def _bound(flat: Sequence[torch.Tensor | None]) -> list[Any]:
+    """What the kernel gets for the tensors of :data:`FLAT`; where none is expected, tokens and positions stand in."""
+    return [*flat[:3], *(flat[i] if flat[3 + i] is None else flat[3 + i] for i in range(2))]
+
+
+def _blocks(layout: Layout, requests: int, tokens: int, device: torch.device) -> int:
     # A block a request as far as they go: two chains on one multiprocessor would share its issue slots.
-    requests = plan.write_seed_slot_indices.shape[0]
     blocks = max(1, min(requests, multiprocessors(device) * 4))
-    if sources:
-        # A warp for each chain and for each 32 tokens to fold, as far as they go; two at least, one of each kind.
-        wanted = max(2, requests + -(-out_cache_loc.shape[0] // WARP))
-        blocks = max(blocks, min(-(-wanted * WARP // threads), multiprocessors(device) * 1024 // threads))
-    arguments = [
-        record_words(buf),
-        np.uint64(buf.shape[1] // 8),
-        np.int64(buf.shape[0]),
-        plan.write_offsets,
-        plan.write_seed_slot_indices,
-        plan.write_num_valid_reqs,
-        input_ids,
-        positions,
-        out_cache_loc,
-        input_ids if expected_input_tokens is None else expected_input_tokens,
-        positions if expected_input_positions is None else expected_input_positions,
-        *kernel_sources(sources, device),
-        context.enable_chain_position_assert,
-        np.int64(int(context.kernel_kind)),
-        np.int64(0 if expected_input_tokens is None else FLAG_ASSERT_INPUT),
-        context.violation_ring,
-        context.violation_write_index,
-        context.slot_run_counter,
-        context.kernel_run_counter,
-        table_of(aggregate_violations, device),
-    ]
-    return kernel, blocks, threads, arguments
+    if not layout.shapes:
+        return blocks
+    # A warp for each chain and for each 32 tokens to fold, as far as they go; two at least, one of each kind.
+    threads = block_threads(layout.shapes)
+    wanted = max(2, requests + -(-tokens // WARP))
+    return max(blocks, min(-(-wanted * WARP // threads), multiprocessors(device) * 1024 // threads))
 
 
-def prepare_write(**kwargs: Any) -> PreparedLaunch:
-    """Prepare the launch for the keyword arguments of :func:`write`."""
-    kernel, blocks, threads, arguments = _arguments(**kwargs)
-    return PreparedLaunch(kernel, blocks, threads, kwargs["context"].canary_buf.device, arguments)
+class WriteLaunch(PreparedLaunch):
+    """A write launch whose flat inputs may be replaced."""
+
+    def __init__(self, batch: list[Operand], arguments: Mapping[str, Any]) -> None:
+        layout, context, plan = batch[0].layout, batch[0].context, arguments["plan"]
+        device = context.canary_buf.device
+        self._layout, self._requests = layout, plan.write_seed_slot_indices.shape[0]
+        flat = _bound(FLAT(arguments))
+        self._tokens = flat[0].shape[0]
+        own = BatchArguments.of(batch)
+        packed = [
+            own.records,
+            np.uint64(layout.stride),
+            np.int64(layout.num_slots),
+            plan.write_offsets,
+            plan.write_seed_slot_indices,
+            plan.write_num_valid_reqs,
+            *flat,
+            *own.sources,
+            context.enable_chain_position_assert,
+            own.kinds,
+            np.int64(FLAG_ASSERT_INPUT if arguments["enable_write_input_assert"] else 0),
+            context.violation_ring,
+            context.violation_write_index,
+            own.slot_runs,
+            own.kernel_runs,
+            table_of(arguments["aggregate_violations"], device),
+        ]
+        kernel = make_write_kernel(layout.shapes, layout.paired, len(batch))
+        grid = (len(batch), _blocks(layout, self._requests, self._tokens, device))
+        super().__init__(kernel, grid, block_threads(layout.shapes), device, packed)
+
+    def replace_flat(self, flat: Sequence[torch.Tensor | None]) -> None:
+        """Write these from the next call on: the tensors of :data:`FLAT`, of the same dtypes, of any one length."""
+        bound = _bound(flat)
+        for i, tensor in enumerate(bound):
+            self.rebind(_FIRST_FLAT + i, tensor)
+        tokens = bound[0].shape[0]
+        if tokens != self._tokens:
+            self._tokens = tokens
+            self.grid = (self.grid[0], _blocks(self._layout, self._requests, tokens, self._device))
 
 
-def write(**kwargs: Any) -> None:
-    """Run :func:`canary_numba.launch.launch_canary_write_kernel` on CUDA; same keyword arguments."""
-    prepare_write(**kwargs)()
+def prepare_write(*, contexts: Sequence[Any], **arguments: Any) -> list[WriteLaunch]:
+    """Prepare the launches for the arguments of :func:`canary_numba.launch.launch_canary_write_kernel`."""
+    operands = [operand_of(context, widest=NARROW_TILE_WORDS) for context in contexts]
+    return [WriteLaunch(batch, arguments) for batch in in_batches(operands)]

@@ -1,0 +1,272 @@
+"""The plan kernels: lengths to offsets by a parallel scan, then entries balanced over the grid.
+
+Bytes moved per verify entry: 32 written, 4 of table read (the predecessor's is the neighbour's), 4 of token id.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import int32, int64
+
+from canary_numba.engines.cuda.device import BLOCK_THREADS, cuda, device_function, store_pair
+from canary_numba.engines.cuda.plan_lookup import (
+    block_exclusive_scan,
+    find_request,
+    find_start,
+    lookup_slot,
+    lookup_token,
+    row_start,
+    verify_start,
+)
+from canary_numba.plan_rules import effective_prefix, window_start, write_length
+
+MAX_CHUNKS = BLOCK_THREADS
+_BASES = MAX_CHUNKS + 1
+_NONE = np.int64(-1)
+_NOT_ONE = np.int64(-2)
+_ONE = np.uint64(1)
+TILE_ENTRIES = 8 * BLOCK_THREADS
+
+
+@cuda.jit
+def plan_chunks_kernel(
+    rows: Any,
+    prefix_lens: Any,
+    extend_lens: Any,
+    width: Any,
+    window: Any,
+    chunk: Any,
+    verify_starts: Any,
+    write_offsets: Any,
+    totals: Any,
+) -> None:
+    """Scan the lengths of each chunk of requests; ``verify_starts`` and ``write_offsets`` become relative to it."""
+    verify_sums = cuda.shared.array(BLOCK_THREADS, int64)
+    write_sums = cuda.shared.array(BLOCK_THREADS, int64)
+    bs = np.int64(rows.shape[0])
+    begin = np.int64(cuda.blockIdx.x) * chunk
+    end = min(begin + chunk, bs)
+    verify_base = np.int64(0)
+    write_base = np.int64(0)
+    base = begin
+    while base < end:
+        r = base + np.int64(cuda.threadIdx.x)
+        verify = np.int64(0)
+        write = np.int64(0)
+        if r < end:
+            prefix = effective_prefix(rows[r], prefix_lens[r], width)
+            verify = prefix - window_start(prefix, window)
+            write = write_length(rows[r], extend_lens[r])
+        verify_before, write_before = block_exclusive_scan(verify, write, verify_sums, write_sums)
+        if r < end:
+            verify_starts[r] = verify_base + verify_before
+            write_offsets[r] = write_base + write_before
+        verify_base += verify_sums[BLOCK_THREADS - 1]
+        write_base += write_sums[BLOCK_THREADS - 1]
+        cuda.syncthreads()
+        base += np.int64(BLOCK_THREADS)
+    if cuda.threadIdx.x == 0:
+        totals[2 * cuda.blockIdx.x] = verify_base
+        totals[2 * cuda.blockIdx.x + 1] = write_base
+
+
+@device_function
+def finish_write_plan(
+    rows: Any,
+    prefix_lens: Any,
+    extend_lens: Any,
+    table: Any,
+    table_stride: Any,
+    table_rows: Any,
+    width: Any,
+    mapping: Any,
+    has_mapping: Any,
+    shift: Any,
+    write_bases: Any,
+    write_total: Any,
+    write_offsets: Any,
+    out_seeds: Any,
+) -> None:
+    """Make this block's share of the write offsets absolute, and look up the seeds."""
+    bs = np.int64(rows.shape[0])
+    r = np.int64(cuda.blockIdx.x) * np.int64(cuda.blockDim.x) + np.int64(cuda.threadIdx.x)
+    while r < write_offsets.shape[0]:
+        if r < bs:
+            prefix = effective_prefix(rows[r], prefix_lens[r], width)
+            length = write_length(rows[r], extend_lens[r])
+            seed = np.int64(-1)
+            if prefix > 0 and length > 0:
+                start = row_start(table_stride, table_rows, rows[r])
+                seed = lookup_slot(table, start, width, prefix - 1, mapping, has_mapping)
+            out_seeds[r] = seed
+            write_offsets[r] += write_bases[r >> shift]
+        elif r == bs:
+            write_offsets[r] = write_total
+        else:
+            write_offsets[r] = 0
+        r += np.int64(cuda.gridDim.x) * np.int64(cuda.blockDim.x)
+
+
+@lru_cache(maxsize=2)
+def make_plan_entries_kernel(paired: bool) -> Any:
+    """Build the kernel that fills the verify entries and finishes the write plan.
+
+    ``paired``: the arrays of verify entries, uint64 to it, start at multiples of 16 bytes.
+    """
+
+    @device_function
+    def put(array: Any, entry: Any, first: Any, second: Any, has_first: Any, has_second: Any) -> None:
+        """Store what there is of two neighbours, the first at an even index."""
+        index = np.uint64(entry)
+        if paired and has_first and has_second:
+            store_pair(array, index, np.uint64(first), np.uint64(second))
+            return
+        if has_first:
+            array[index] = np.uint64(first)
+        if has_second:
+            array[index + _ONE] = np.uint64(second)
+
+    @cuda.jit
+    def plan_entries_kernel(
+        rows: Any,
+        prefix_lens: Any,
+        extend_lens: Any,
+        table: Any,
+        table_stride: Any,
+        table_rows: Any,
+        width: Any,
+        window: Any,
+        mapping: Any,
+        has_mapping: Any,
+        pool: Any,
+        pool_stride: Any,
+        pool_rows: Any,
+        pool_width: Any,
+        valid_lens: Any,
+        has_pool: Any,
+        token_offset: Any,
+        shift: Any,
+        verify_starts: Any,
+        totals: Any,
+        out_slots: Any,
+        out_tokens: Any,
+        out_positions: Any,
+        out_prevs: Any,
+        out_num_valid: Any,
+        out_enable: Any,
+        write_offsets: Any,
+        out_seeds: Any,
+        out_num_reqs: Any,
+    ) -> None:
+        verify_sums = cuda.shared.array(BLOCK_THREADS, int64)
+        write_sums = cuda.shared.array(BLOCK_THREADS, int64)
+        verify_bases = cuda.shared.array(_BASES, int64)
+        write_bases = cuda.shared.array(_BASES, int64)
+        thread = np.int64(cuda.threadIdx.x)
+        bs = np.int64(rows.shape[0])
+        chunk_verify = np.int64(0)
+        chunk_write = np.int64(0)
+        if thread < np.int64(totals.shape[0] >> 1):
+            chunk_verify = totals[2 * thread]
+            chunk_write = totals[2 * thread + 1]
+        verify_base, write_base = block_exclusive_scan(chunk_verify, chunk_write, verify_sums, write_sums)
+        verify_bases[thread] = verify_base
+        write_bases[thread] = write_base
+        cuda.syncthreads()
+        total = verify_sums[BLOCK_THREADS - 1]
+        capacity = np.int64(out_slots.shape[0])
+        if cuda.blockIdx.x == 0 and thread == 0:
+            out_num_valid[0] = np.int32(min(total, capacity))
+            out_enable[0] = np.int32(1 if total <= capacity else 0)
+            out_num_reqs[0] = np.int32(bs)
+        finish_write_plan(
+            rows,
+            prefix_lens,
+            extend_lens,
+            table,
+            table_stride,
+            table_rows,
+            width,
+            mapping,
+            has_mapping,
+            shift,
+            write_bases,
+            write_sums[BLOCK_THREADS - 1],
+            write_offsets,
+            out_seeds,
+        )
+        if total > capacity:
+            return
+        # Of each request at hand: first entry in the tile, position less entry, where its rows of table and pool start.
+        starts = cuda.shared.array(BLOCK_THREADS, int32)
+        shifts = cuda.shared.array(BLOCK_THREADS, int64)
+        table_starts = cuda.shared.array(BLOCK_THREADS, int64)
+        pool_starts = cuda.shared.array(BLOCK_THREADS, int64)
+        known = cuda.shared.array(BLOCK_THREADS, int64)
+        tile = np.int64(cuda.blockIdx.x) * np.int64(TILE_ENTRIES)
+        while tile < total:
+            end = min(tile + np.int64(TILE_ENTRIES), total)
+            r = find_request(verify_starts, verify_bases, shift, bs, tile)
+            done = tile
+            while done < end:
+                mine = r + thread
+                begun = 0
+                if mine < bs:
+                    row = rows[mine]
+                    start = verify_start(verify_starts, verify_bases, shift, mine)
+                    if start < end:
+                        begun = 1
+                    starts[thread] = np.int32(min(max(start - tile, np.int64(0)), np.int64(TILE_ENTRIES)))
+                    shifts[thread] = window_start(effective_prefix(row, prefix_lens[mine], width), window) - start
+                    table_starts[thread] = row_start(table_stride, table_rows, row)
+                    pool_starts[thread] = np.int64(-1)
+                    if has_pool != 0:
+                        pool_starts[thread] = row_start(pool_stride, pool_rows, row)
+                        known[thread] = min(valid_lens[mine], pool_width)
+                count = np.int32(cuda.syncthreads_count(begun))
+                upto = end
+                if count == BLOCK_THREADS and r + np.int64(BLOCK_THREADS) < bs:
+                    upto = min(verify_start(verify_starts, verify_bases, shift, r + np.int64(BLOCK_THREADS)), end)
+                near = np.int32(0)
+                # Two entries a thread: they share a request as a rule, and the first is the second's predecessor.
+                entry = (done & _NOT_ONE) + 2 * thread
+                while entry < upto:
+                    has_first = entry >= done
+                    has_second = entry + 1 < upto
+                    slot, token, position, prev = _NONE, _NONE, _NONE, _NONE
+                    if has_first:
+                        near = find_start(starts, near, count, np.int32(entry - tile))
+                        at = np.uint32(near)
+                        position = entry + shifts[at]
+                        if position > 0:
+                            prev = lookup_slot(table, table_starts[at], width, position - 1, mapping, has_mapping)
+                        slot = lookup_slot(table, table_starts[at], width, position, mapping, has_mapping)
+                        token = lookup_token(pool, pool_starts[at], known[at], position + token_offset)
+                    next_slot, next_token, next_position, next_prev = _NONE, _NONE, _NONE, _NONE
+                    if has_second:
+                        owner = near
+                        while np.int32(near + 1) < count and starts[np.uint32(near + 1)] <= np.int32(entry + 1 - tile):
+                            near = np.int32(near + 1)
+                        at = np.uint32(near)
+                        next_position = entry + 1 + shifts[at]
+                        if has_first and owner == near:
+                            next_prev = slot
+                        elif next_position > 0:
+                            before = next_position - 1
+                            next_prev = lookup_slot(table, table_starts[at], width, before, mapping, has_mapping)
+                        next_slot = lookup_slot(table, table_starts[at], width, next_position, mapping, has_mapping)
+                        next_token = lookup_token(pool, pool_starts[at], known[at], next_position + token_offset)
+                    put(out_slots, entry, slot, next_slot, has_first, has_second)
+                    put(out_tokens, entry, token, next_token, has_first, has_second)
+                    put(out_positions, entry, position, next_position, has_first, has_second)
+                    put(out_prevs, entry, prev, next_prev, has_first, has_second)
+                    entry += 2 * np.int64(BLOCK_THREADS)
+                cuda.syncthreads()
+                done = upto
+                r += np.int64(BLOCK_THREADS)
+            tile += np.int64(cuda.gridDim.x) * np.int64(TILE_ENTRIES)
+
+    return plan_entries_kernel
