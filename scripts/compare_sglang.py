@@ -1,59 +1,31 @@
 """Compare this project with SGLang 0.5.23's own torch reference on random inputs; opt-in, not part of CI.
 
 Needs the files of `pip install --no-deps --target FOLDER sglang==0.5.23` and `triton`; run with `FOLDER` as argument.
-SGLang's package initialisers import a whole server, so only the reference modules are loaded, from their files; what
-they import for compiling CUDA code is replaced by empty stand-ins.
+SGLang's package initialisers import a whole server, so only the reference modules are loaded, from their files.
 """
 
 from __future__ import annotations
 
 import importlib
 import random
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from benchmarks.sglang_wheel import OPERATIONS, make_importable
 
 from canary_numba import launch
 from canary_numba.context import RealKvSource, ViolationLog
 from canary_numba.layout import CanaryLaunchTag, RealKvHashMode
 from canary_numba.plans import VerifyPlan, WritePlan
 
-_OPS = "sglang.kernels.ops.kv_canary"
-_STAND_INS = {
-    "sglang.kernels.registry": ("register_kernel",),
-    "sglang.kernels.spec": ("KernelBackend", "KernelSpec"),
-    "sglang.kernels.jit.utils": ("cache_once", "load_jit", "make_cpp_args"),
-}
-
-
-class _Anything:
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return _Anything()
-
-    def __call__(self, *arguments: Any, **_: Any) -> Any:
-        return arguments[0] if arguments else self
-
 
 def load_sglang(folder: Path) -> dict[str, Any]:
     """Import SGLang's reference launchers and dataclasses."""
-    for name in ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.jit"):
-        package = types.ModuleType(name)
-        package.__path__ = [str(folder.joinpath(*name.split(".")))]
-        sys.modules[name] = package
-    for name, attributes in _STAND_INS.items():
-        module = types.ModuleType(name)
-        for attribute in attributes:
-            setattr(module, attribute, _Anything())
-        sys.modules[name] = module
+    make_importable(folder)
     parts = ("verify_ref", "write_ref", "plan_ref", "verify", "write")
-    return {part: importlib.import_module(f"{_OPS}.{part}") for part in parts}
+    return {part: importlib.import_module(f"{OPERATIONS}.{part}") for part in parts}
 
 
 def _scenario(rng: random.Random) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ class Workload:
     write_arguments: dict[str, Any]
 
 
-def _sources(case: Case, num_slots: int, device: str) -> tuple[RealKvSource, ...]:
+def random_sources(case: Case, num_slots: int, device: torch.device | str) -> tuple[RealKvSource, ...]:
+    """Sources of the case's widths over random bytes."""
     rows = -(-num_slots // case.page_size)
     sources = []
     for width in case.row_bytes:
@@ -60,6 +62,18 @@ def _flat(case: Case, table: torch.Tensor, begin: int, end: int) -> dict[str, An
     }
 
 
+def write_prefix(
+    case: Case, contexts: Iterable[VerifyOrWriteContext], write_plan: WritePlan, plan_arguments: dict[str, Any]
+) -> None:
+    """Write the records of the cached tokens; the plans are overwritten."""
+    none = torch.zeros_like(plan_arguments["prefix_lens"])
+    first = plan_arguments | {"prefix_lens": none, "extend_seq_lens": plan_arguments["prefix_lens"]}
+    launch_canary_plan_kernels(**first)
+    flat = _flat(case, plan_arguments["req_to_token"], 0, case.prefix)
+    for context in contexts:
+        launch_canary_write_kernel(context=context, plan=write_plan, **flat)
+
+
 def build(case: Case, device: str, seed: int = 0) -> Workload:
     """Allocate a case and, for a prefix, write its records, so that a verify finds nothing wrong."""
     torch.manual_seed(seed)
@@ -72,7 +86,7 @@ def build(case: Case, device: str, seed: int = 0) -> Workload:
     context = log.context(
         canary_buf=torch.zeros((num_slots, 32), dtype=torch.uint8, device=device),
         kernel_kind=CanaryLaunchTag.TAIL_K_FULL,
-        real_kv_sources=_sources(case, num_slots, device),
+        real_kv_sources=random_sources(case, num_slots, device),
         real_kv_hash_mode=RealKvHashMode[case.mode.upper()],
     )
     rows = torch.arange(1, case.requests + 1, device=device)
@@ -96,9 +110,7 @@ def build(case: Case, device: str, seed: int = 0) -> Workload:
         "kv_token_id_vs_position_offset": 0,
     }
     if case.prefix and case.work != "plan":
-        first = plan_arguments | {"prefix_lens": torch.zeros_like(lengths), "extend_seq_lens": lengths}
-        launch_canary_plan_kernels(**first)
-        launch_canary_write_kernel(context=context, plan=write_plan, **_flat(case, table, 0, case.prefix))
+        write_prefix(case, (context,), write_plan, plan_arguments)
     launch_canary_plan_kernels(**plan_arguments)
     return Workload(
         case=case,

@@ -9,11 +9,12 @@ MODES = ("none", "partial", "all")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One workload.
+    """One workload: verify, write, plan, or the step of a server that is made of them.
 
-    ``requests`` of ``prefix`` cached and ``extend`` new tokens each; ``row_bytes`` of each source per slot; ``mode`` of
-    the real-KV hash; ``page_size`` slots a row; ``scattered``: a request's slots lie anywhere in the pool;
-    ``window``: sliding window in tokens, 0 = none; ``sglang_us``: what SGLang 0.5.23's kernels take (PERF table, H200).
+    ``requests`` of ``prefix`` cached and ``extend`` new tokens each; ``row_bytes`` of each source per slot (of K, and
+    of V as well, in a step); ``mode`` of the real-KV hash; ``page_size`` slots a row; ``scattered``: a request's slots
+    lie anywhere in the pool; ``window``: sliding window in tokens, 0 = none; ``sglang_us``: what SGLang 0.5.23's
+    kernels take (PERF table, H200).
     """
 
     name: str
@@ -54,11 +55,13 @@ class Case:
     @property
     def bytes_moved(self) -> int:
         """Bytes that the work must move: plan, records and K/V bytes, each once (predecessors are neighbours)."""
-        if self.work == "verify":
-            return self.verified * (32 + 32 + self.hashed_bytes)
-        if self.work == "write":
-            return self.written * (24 + 32 + self.hashed_bytes)
-        return self.verified * (32 + 4) + self.requests * 48
+        verify = self.verified * (32 + 32 + self.hashed_bytes)
+        write = self.written * (24 + 32 + self.hashed_bytes)
+        plan = self.verified * (32 + 4) + self.requests * 48
+        if self.work == "step":
+            # HEAD and TAIL of K and of V; only TAIL hashes K/V bytes.
+            return plan + 4 * (verify + write) - 2 * (self.verified + self.written) * self.hashed_bytes
+        return {"verify": verify, "write": write, "plan": plan}[self.work]
 
 
 def _verify(name: str, **kwargs: object) -> Case:
@@ -71,6 +74,21 @@ def _write(name: str, **kwargs: object) -> Case:
 
 def _plan(name: str, **kwargs: object) -> Case:
     return Case(name=name, work="plan", **kwargs)  # type: ignore[arg-type]
+
+
+def _steps(name: str, *, targets: dict[str, str], **kwargs: object) -> tuple[Case, ...]:
+    """The step in every mode; ``targets`` by mode."""
+    return tuple(
+        Case(
+            name=f"{name}, {mode}",
+            work="step",
+            row_bytes=() if mode == "none" else (1024,),
+            mode=mode,
+            target=targets.get(mode, ""),
+            **kwargs,  # type: ignore[arg-type]
+        )
+        for mode in MODES
+    )
 
 
 CASES: tuple[Case, ...] = (
@@ -183,4 +201,13 @@ CASES: tuple[Case, ...] = (
     _plan("64 x 2,048", requests=64, prefix=2048, extend=1, sglang_us=91),
     _plan("256 x 4,096", requests=256, prefix=4096, extend=1, sglang_us=170, target="<= 40 us"),
     _plan("65,536 x 64", requests=65536, prefix=64, extend=1, target=">= 60 % of copy"),
+    *_steps(
+        "decode, 256 x 1 at 4,096",
+        requests=256,
+        prefix=4096,
+        extend=1,
+        targets=dict.fromkeys(MODES, "eager <= 1/3 of SGLang"),
+    ),
+    *_steps("prefill, 1 x 8,192", requests=1, extend=8192, targets={"all": "<= 1/20 of SGLang"}),
+    *_steps("prefill, 8,192 at 24,576", requests=1, prefix=24576, extend=8192, targets={"all": "<= 1/20 of SGLang"}),
 )

@@ -28,23 +28,61 @@ def _summary(samples: list[float]) -> Timing:
     return Timing(statistics.median(ordered), ordered[last // 10], ordered[last - last // 10])
 
 
-def time_device(work: Callable[[], object], repeats: int = 30) -> Timing:
-    """Time ``work`` on the device with a cold L2: a buffer larger than it is rewritten before every run."""
+def time_device(work: Callable[[], object], repeats: int = 30, warmups: int = 3, idle: bool = False) -> Timing:
+    """Time ``work`` on the device with a cold L2: a buffer larger than it is rewritten before every run.
+
+    ``idle``: start from an idle device, so that what the host takes to launch counts as far as the device waits for
+    it. Otherwise the host gets 0.1 ms of head start.
+    """
     flush = torch.empty(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
-    for _ in range(3):
+    for _ in range(warmups):
         work()
     samples = []
     for i in range(repeats):
         flush.fill_(i)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Time the queue spends idle before the launch would count otherwise.
-        torch.cuda._sleep(200_000)
+        if idle:
+            torch.cuda.synchronize()
+        else:
+            # Time the queue spends idle before the launch would count otherwise.
+            torch.cuda._sleep(200_000)
         start.record()
         work()
         end.record()
         torch.cuda.synchronize()
         samples.append(start.elapsed_time(end) * 1000)
     return _summary(samples)
+
+
+def repeats_within(work: Callable[[], object], seconds: float, most: int = 30) -> int:
+    """How often ``work`` runs within a time, from one run of it: 3 at least, ``most`` at most."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return max(3, min(most, int(seconds / (time.perf_counter() - start))))
+
+
+class Captured:
+    """What ``work`` queues, captured into a CUDA graph after one run of it on the capturing stream; a call replays it.
+
+    Keeps ``work`` alive, since the graph refers to its tensors.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            work()
+
+    def __call__(self) -> None:
+        """Queue the graph."""
+        self._graph.replay()
 
 
 def time_host(work: Callable[[], object], repeats: int = 200) -> Timing:

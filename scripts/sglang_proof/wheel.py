@@ -6,12 +6,12 @@ import sys
 import types
 from pathlib import Path
 
-from compare_sglang import load_sglang
+from benchmarks.sglang_wheel import make_importable
 
 
 def load_kernels(folder: Path) -> None:
     """Make `sglang.kernels.ops.kv_canary` and `sglang.test.kernels.kv_canary` importable from the wheel's files."""
-    load_sglang(folder)
+    make_importable(folder)
     for name in ("sglang.test", "sglang.test.kernels"):
         package = types.ModuleType(name)
         package.__path__ = [str(folder.joinpath(*name.split(".")))]

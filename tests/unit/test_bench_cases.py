@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numba
@@ -18,7 +19,7 @@ from benchmarks import checking
 from benchmarks.build import build
 from benchmarks.cases import CASES, MODES, Case
 from benchmarks.cpu import bench_cpu
-from benchmarks.peer import Peers, find_peers
+from benchmarks.peer import Peers, find_peers, takes
 
 from canary_numba import launch_canary_verify_kernel
 from canary_numba.prepared import PreparedPlan, PreparedVerify, PreparedWrite
@@ -40,7 +41,7 @@ def test_a_case_has_work_to_do(case: Case) -> None:
     assert case.mode in MODES
     assert case.bytes_moved > 0
     assert bool(case.row_bytes) == (case.mode != "none")
-    assert (case.written if case.work == "write" else case.verified) > 0
+    assert (case.written if case.work in ("write", "step") else case.verified) > 0
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,12 @@ def test_a_case_has_work_to_do(case: Case) -> None:
         (Case(name="", work="write", requests=2, extend=5, row_bytes=(584,), mode="all"), 10 * (56 + 584)),
         # An entry's 4 int64 and the table's int32; 6 int64 a request.
         (Case(name="", work="plan", requests=2, prefix=5, extend=1), 10 * 36 + 2 * 48),
+        # A plan, then verify and write of HEAD and TAIL, K and V; K/V bytes are read for TAIL only.
+        (Case(name="", work="step", requests=2, prefix=5, extend=3), 10 * 36 + 96 + 4 * (10 * 64 + 6 * 56)),
+        (
+            Case(name="", work="step", requests=2, prefix=5, extend=3, row_bytes=(96,), mode="all"),
+            10 * 36 + 96 + 4 * (10 * 64 + 6 * 56) + 2 * 16 * 96,
+        ),
     ],
 )
 def test_bytes_moved_by_hand(case: Case, expected: int) -> None:
@@ -129,7 +136,7 @@ def test_without_sglang_its_kernels_are_said_to_be_missing(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "sglang", None)
     peers = find_peers()
     assert peers.launchers == {}
-    assert peers.missing.startswith("not importable")
+    assert peers.about.startswith("not importable")
 
 
 @pytest.mark.parametrize("work", ["verify", "write", "plan"])
@@ -137,12 +144,54 @@ def test_peers_are_called_as_sglang_wants_it(work: str) -> None:
     case = Case(name="small", work=work, requests=2, prefix=3, extend=2)
     load = build(case, "cpu")
     calls: list[dict[str, object]] = []
-    launch = Peers({work: lambda **arguments: calls.append(arguments)}).prepare(load)
+    launch = Peers({work: lambda **arguments: calls.append(arguments)}, "").prepare(load)
     assert launch is not None
     launch()
     # The very arguments that this project's launchers take: both have the same signature.
     getattr(canary_numba, LAUNCHERS[work])(**calls[0])
-    assert Peers({}).prepare(load) is None
+    assert Peers({}, "").prepare(load) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "taken"),
+    [
+        (Case(name="", work="plan", requests=4096, prefix=1), True),
+        (Case(name="", work="plan", requests=4097, prefix=1), False),
+        (Case(name="", work="step", requests=4097, extend=1), False),
+        (Case(name="", work="write", requests=4097, extend=1), True),
+        (Case(name="", work="verify", requests=1, prefix=1, row_bytes=(1152,), mode="all"), True),
+        # Its 16-byte loads would not be aligned, an error that ends all CUDA work of the process.
+        (Case(name="", work="verify", requests=1, prefix=1, row_bytes=(1024, 584), mode="all"), False),
+        (Case(name="", work="verify", requests=1, prefix=1, row_bytes=(584,), mode="partial"), False),
+    ],
+)
+def test_what_is_beyond_sglangs_limits_is_not_asked_of_it(case: Case, taken: bool) -> None:
+    assert takes(case) is taken
+    if not taken:
+        load = build(case, "cpu")
+        assert Peers({case.work: lambda **_: None}, "").prepare(load) is None
+
+
+class TestSameOutputs:
+    """Two kernels on one workload; here both are launchers of the CPU engines."""
+
+    @pytest.mark.parametrize("work", ["verify", "write", "plan"])
+    def test_equal_and_nothing_is_left(self, work: str) -> None:
+        load = build(Case(name="", work=work, requests=2, prefix=9, extend=3, row_bytes=(32,), mode="all"), "cpu")
+        before = load.context.canary_buf.clone()
+        peers = {name: partial(getattr(canary_numba, launch), engine="reference") for name, launch in LAUNCHERS.items()}
+        ours = Peers({name: getattr(canary_numba, launch) for name, launch in LAUNCHERS.items()}, "").prepare(load)
+        theirs = Peers(peers, "").prepare(load)
+        assert ours is not None
+        assert theirs is not None
+        if work == "write":
+            ours()
+            before = load.context.canary_buf.clone()
+        assert checking.same_outputs(load, ours, theirs)
+        assert not checking.same_outputs(load, ours, lambda: None)
+        if work != "write":
+            assert torch.equal(load.context.canary_buf, before)
+        assert int(load.log.violation_write_index) == 0
 
 
 def test_the_cpu_engine_is_timed_in_every_mode() -> None:
