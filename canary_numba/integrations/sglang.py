@@ -4,7 +4,8 @@ SGLang's modules take the launchers from each other by ``from ... import``, so e
 :func:`install` replaces every such name, in the modules that define the launchers and in all that have imported them:
 ``sglang.kernels.ops.kv_canary.*``, ``sglang.srt.kv_canary.endpoint``, ``sglang.srt.kv_canary.runner.kernel_launcher``
 and ``sglang.srt.kv_canary.req_to_expected_token_ids_manager``. Modules that are imported later find the replacement
-where they look for the original.
+where they look for the original. SGLang's functions that launch a stage are wrapped, so that K and V go in one launch
+(:mod:`canary_numba.integrations.sglang_stage`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 
 from canary_numba import launch
 from canary_numba.errors import ArgumentError, ArgumentTypeError, EngineUnavailableError, IntegrationError
+from canary_numba.integrations import sglang_stage
 
 logger = logging.getLogger("canary_numba.integrations")
 
@@ -90,7 +92,10 @@ def install(*, force: bool = False) -> Installed:
         raise IntegrationError(f"SGLang: expected version {VERSION}, got {version}; force=True tries it all the same")
     if torch.cuda.is_available() and importlib.util.find_spec("numba_cuda") is None:
         raise EngineUnavailableError("engine cuda: numba-cuda is missing: pip install canary-numba[cu13] or [cu12]")
-    installed = Installed({name: _original(name, home) for name, home in _HOMES.items()})
+    launchers = {name: _original(name, home) for name, home in _HOMES.items()}
+    pairs = {name: (theirs, _replacement(name, theirs)) for name, theirs in launchers.items()}
+    pairs |= {name: (theirs, sglang_stage.gathering(theirs)) for name, theirs in _stages().items()}
+    installed = Installed(pairs)
     logger.info("SGLang %s: its KV-canary runs on canary-numba (%s)", version, ", ".join(installed.bindings))
     _installed = installed
     return installed
@@ -120,8 +125,8 @@ class Installed:
         The names that were replaced when it was installed, as ``module.name``.
     """
 
-    def __init__(self, originals: Mapping[str, Launcher]) -> None:
-        self._pairs = {name: (theirs, _replacement(name, theirs)) for name, theirs in originals.items()}
+    def __init__(self, pairs: Mapping[str, tuple[Launcher, Launcher]]) -> None:
+        self._pairs = dict(pairs)
         self.bindings = tuple(
             binding for name, (theirs, ours) in self._pairs.items() for binding in _rebind(name, theirs, ours)
         )
@@ -167,6 +172,16 @@ def _original(name: str, home: str) -> Launcher:
     return theirs
 
 
+def _stages() -> dict[str, Launcher]:
+    """SGLang's functions that launch a stage; none where its runtime is not there."""
+    try:
+        home = importlib.import_module(sglang_stage.STAGES_HOME)
+    except ImportError as error:
+        logger.debug("SGLang's runtime is not importable (%s): each half is launched on its own", error)
+        return {}
+    return {name: getattr(home, name) for name in sglang_stage.STAGES if hasattr(home, name)}
+
+
 def _rebind(name: str, old: Launcher, new: Launcher) -> list[str]:
     """Let every name for ``old`` in SGLang's modules stand for ``new``; return these names."""
     changed = []
@@ -182,8 +197,10 @@ def _replacement(name: str, theirs: Launcher) -> Launcher:
     ours: Launcher = getattr(launch, name)
     warned = False
 
-    @functools.wraps(theirs)
-    def launcher(**arguments: Any) -> None:
+    def together(arguments: dict[str, Any]) -> bool:
+        return _run(name, ours, arguments) is None
+
+    def alone(arguments: dict[str, Any]) -> None:
         nonlocal warned
         refusal = _run(name, ours, arguments)
         if refusal is None:
@@ -192,6 +209,14 @@ def _replacement(name: str, theirs: Launcher) -> Launcher:
         if not warned:
             warned = True
             logger.warning("%s: SGLang's own kernel ran, and will for launches like this one: %s", name, refusal)
+
+    @functools.wraps(theirs)
+    def launcher(**arguments: Any) -> None:
+        held_back = "context" in arguments and sglang_stage.hold(
+            sglang_stage.Held(name, arguments, together=together, alone=alone)
+        )
+        if not held_back:
+            alone(arguments)
 
     return launcher
 
