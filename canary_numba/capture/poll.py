@@ -34,7 +34,8 @@ class CounterPoll:
             self._seen = int(self._counter)
             return self._seen
         if self._under_way and self._arrived.query():  # type: ignore[no-untyped-call]
-            self._seen = int(self._host)
+            # now() may have seen a newer value than this copy, which was under way then.
+            self._seen = max(self._seen, int(self._host))
             self._under_way = False
         if not self._under_way:
             self._host.copy_(self._counter, non_blocking=True)

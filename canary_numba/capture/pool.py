@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from canary_numba.capture.arguments import Ints, recording
 from canary_numba.capture.folder import DumpFolder
 from canary_numba.capture.guard import Health, HealthCheck, report, require_mode
 from canary_numba.capture.layers import PagedPool
-from canary_numba.capture.poll import CounterPoll
-from canary_numba.capture.pool_group import PoolGroup, SharedLog
+from canary_numba.capture.passes import GuardedPasses
+from canary_numba.capture.pool_group import make_groups
+from canary_numba.capture.shared_log import SharedLog
 from canary_numba.capture.snapshot import take_snapshot
-from canary_numba.capture.step import Ints, Step
+from canary_numba.capture.step import Step
 from canary_numba.dump.model import Dump, Radix
 from canary_numba.errors import ArgumentError
 from canary_numba.layout import RealKvHashMode
-from canary_numba.violations import Violation, decode_row
-
-_IDLE, _PLANNED, _INSIDE = range(3)
+from canary_numba.violations import Violation
 
 
-class KVCanary:
+class KVCanary(GuardedPasses):
     """Guards a paged K/V pool: says when a cached token is no longer what was written for it.
 
     Parameters
@@ -34,6 +34,9 @@ class KVCanary:
     req_to_token
         int32 ``[rows, width]``, slot of each request row and position, on the pool's device; rows may be strided. Row 0
         is padding. Read where it is, so keep it in place.
+    req_to_expected_tokens
+        int32 ``[rows, w]`` alike, the token ids of each row: filled by :meth:`plan` or by the engine. Cached tokens are
+        compared with it; without it a slot of another request goes unnoticed when its chain is sound.
     hash_mode
         Which K/V bytes a record fingerprints: ``"none"``, ``"partial"`` (the first 16 of each slot and layer) or
         ``"all"``.
@@ -67,6 +70,7 @@ class KVCanary:
         pool: PagedPool,
         req_to_token: torch.Tensor,
         *,
+        req_to_expected_tokens: torch.Tensor | None = None,
         hash_mode: str = "all",
         window_pool: PagedPool | None = None,
         swa_window_size: int = 0,
@@ -81,95 +85,36 @@ class KVCanary:
     ) -> None:
         if hash_mode.upper() not in RealKvHashMode.__members__:
             raise ArgumentError(f"hash_mode: expected none, partial or all, got {hash_mode!r}")
-        windowed = (window_pool is not None, swa_window_size > 0, full_to_swa_index_mapping is not None)
-        if any(windowed) and not all(windowed):
-            raise ArgumentError("window_pool, swa_window_size, full_to_swa_index_mapping: expected all three or none")
         self.hash_mode = RealKvHashMode[hash_mode.upper()]
         self.req_to_token = req_to_token
         device = req_to_token.device
         slots = sum(source.tensor.shape[0] * source.page_size for source in pool.sources("K")[:1])
-        self.step = Step(
+        step = Step(
             max_requests=req_to_token.shape[0] if max_requests is None else max_requests,
             max_new_tokens=max(slots, 1) if max_new_tokens is None else max_new_tokens,
             device=device,
+            token_table=req_to_expected_tokens,
+            num_rows=req_to_token.shape[0],
+            engine=engine,
         )
-        self.log = SharedLog.allocate(ring_capacity=ring_capacity, device=device)
-        common: dict[str, Any] = {
-            "req_to_token": req_to_token,
-            "step": self.step,
-            "log": self.log,
-            "mode": self.hash_mode,
-            "capacity": max(2 * slots, 1) if max_cached_tokens is None else max_cached_tokens,
-            "offset": kv_token_id_vs_position_offset,
-            "keep_source_hashes": keep_source_hashes,
-            "engine": engine,
-        }
-        groups = [PoolGroup(kind="FULL", pool=pool, window=0, mapping=None, **common)]
-        if window_pool is not None:
-            mapping = full_to_swa_index_mapping
-            groups.append(PoolGroup(kind="SWA", pool=window_pool, window=swa_window_size, mapping=mapping, **common))
-        self.groups = tuple(groups)
-        self.passes = 0
-        self._phase = _IDLE
-        self._poll = CounterPoll(self.log.write_index)
+        log = SharedLog.allocate(ring_capacity=ring_capacity, device=device)
+        groups = make_groups(
+            pool,
+            window_pool=window_pool,
+            swa_window_size=swa_window_size,
+            full_to_swa_index_mapping=full_to_swa_index_mapping,
+            req_to_token=req_to_token,
+            step=step,
+            log=log,
+            mode=self.hash_mode,
+            capacity=max(2 * slots, 1) if max_cached_tokens is None else max_cached_tokens,
+            offset=kv_token_id_vs_position_offset,
+            keep_source_hashes=keep_source_hashes,
+            engine=engine,
+        )
+        super().__init__(step=step, log=log, groups=groups)
         self._health = HealthCheck([tag for group in groups for tag in group.tags])
         self._reported = 0
-
-    def plan(self, req_pool_indices: Ints, prefix_lens: Ints, extend_seq_lens: Ints) -> None:
-        """Plan a pass: which cached tokens it verifies, and where the chains of its new tokens go on.
-
-        Parameters
-        ----------
-        req_pool_indices
-            int ``[bs]``, table row of each request.
-        prefix_lens, extend_seq_lens
-            int ``[bs]``, tokens already cached and tokens to be computed. Slots of both are in the table.
-
-        Raises
-        ------
-        ArgumentError
-            More requests than ``max_requests``, lengths that differ, or a pass is under way.
-        """
-        self._require(_INSIDE, forbidden=True, what="plan")
-        self.step.load_requests(req_pool_indices, prefix_lens, extend_seq_lens)
-        for group in self.groups:
-            group.make_plan()
-        self._phase = _PLANNED
-
-    def before_forward(self, input_ids: Ints, positions: Ints, out_cache_loc: Ints) -> None:
-        """Verify the HEAD records of the cached tokens, and write those of the new ones.
-
-        Parameters
-        ----------
-        input_ids, positions, out_cache_loc
-            int ``[num_tokens]``, the planned requests' new tokens one request after the other: token id, position and
-            slot.
-
-        Raises
-        ------
-        ArgumentError
-            More tokens than ``max_new_tokens``, lengths that differ, or nothing was planned.
-        """
-        self._require(_PLANNED, forbidden=False, what="before_forward")
-        self.step.load_tokens(input_ids, positions, out_cache_loc)
-        for group in self.groups:
-            group.run("HEAD")
-        self._phase = _INSIDE
-
-    def after_forward(self) -> None:
-        """Verify the TAIL records and K/V bytes of the cached tokens, and write those of the new ones.
-
-        Raises
-        ------
-        ArgumentError
-            No pass is under way.
-        """
-        self._require(_INSIDE, forbidden=False, what="after_forward")
-        for group in self.groups:
-            group.run("TAIL")
-        self.step.settle()
-        self.passes += 1
-        self._phase = _IDLE
 
     @contextlib.contextmanager
     def forward(
@@ -181,20 +126,80 @@ class KVCanary:
         input_ids: Ints,
         positions: Ints,
         out_cache_loc: Ints,
+        token_ids: Sequence[Ints] | None = None,
+        token_lens: Ints | None = None,
+        expected_input_ids: Ints | None = None,
+        expected_positions: Ints | None = None,
         mode: str = "log",
         directory: str | os.PathLike[str] | None = None,
         keep: int = 3,
         facts: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Iterator[KVCanary]:
-        """Guard the forward pass that is the body of the ``with`` statement.
+        """Guard the forward pass that is the body of the ``with`` statement, and :meth:`report`.
 
         Parameters
         ----------
-        req_pool_indices, prefix_lens, extend_seq_lens, input_ids, positions, out_cache_loc
-            As in :meth:`plan` and :meth:`before_forward`.
+        req_pool_indices, prefix_lens, extend_seq_lens, token_ids, token_lens
+            As in :meth:`plan`.
+        input_ids, positions, out_cache_loc, expected_input_ids, expected_positions
+            As in :meth:`before_forward`.
+        mode, directory, keep, facts
+            As in :meth:`report`.
+
+        Raises
+        ------
+        ArgumentError
+            As :meth:`plan` and :meth:`before_forward` do, or a CUDA graph is being recorded.
+        CorruptionError
+            ``mode`` is ``"raise"`` and there are new violations.
+
+        Notes
+        -----
+        When the body raises, the pass is dropped: its new tokens count as not written.
+        """
+        require_mode(mode, directory)
+        if recording(self.req_to_token.device):
+            raise ArgumentError("forward: record plan, before_forward and after_forward; report after a replay")
+        self._require_between_passes("forward")
+        requests = self.step.check_requests(
+            req_pool_indices=req_pool_indices,
+            prefix_lens=prefix_lens,
+            extend_seq_lens=extend_seq_lens,
+            token_ids=token_ids,
+            token_lens=token_lens,
+        )
+        tokens = self.step.check_tokens(
+            input_ids=input_ids,
+            positions=positions,
+            out_cache_loc=out_cache_loc,
+            expected_input_ids=expected_input_ids,
+            expected_positions=expected_positions,
+        )
+        self._make_plan(requests)
+        self._begin(tokens)
+        try:
+            yield self
+        except BaseException:
+            self._end()
+            raise
+        self.after_forward()
+        self.report(mode=mode, directory=directory, keep=keep, facts=facts)
+
+    def report(
+        self,
+        *,
+        mode: str = "log",
+        directory: str | os.PathLike[str] | None = None,
+        keep: int = 3,
+        facts: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Report violations that were not reported before: between passes, or after the replay of a CUDA graph.
+
+        Parameters
+        ----------
         mode
-            On new violations: ``"log"`` them as a warning of the logger ``canary_numba.capture``; ``"raise"``; or log
-            them and ``"dump"`` a snapshot.
+            ``"log"`` them as a warning of the logger ``canary_numba.capture``; ``"raise"``; or log them and ``"dump"``
+            a snapshot.
         directory, keep
             Where dumps go, and how many are there at most.
         facts
@@ -203,24 +208,15 @@ class KVCanary:
         Raises
         ------
         ArgumentError
-            As :meth:`plan` and :meth:`before_forward` do.
+            There is no such mode, or dumps are asked for without a folder to put them in.
         CorruptionError
             ``mode`` is ``"raise"`` and there are new violations.
 
         Notes
         -----
         On CUDA the count is read without waiting, so that a violation is reported one or more passes after it happened.
-        When the body raises, the pass is dropped: its new tokens count as not written.
         """
         require_mode(mode, directory)
-        self.plan(req_pool_indices, prefix_lens, extend_seq_lens)
-        self.before_forward(input_ids, positions, out_cache_loc)
-        try:
-            yield self
-        except BaseException:
-            self._phase = _IDLE
-            raise
-        self.after_forward()
         found = self.poll()
         if found <= self._reported:
             return
@@ -234,6 +230,7 @@ class KVCanary:
         req_pool_indices: Ints | None = None,
         prefix_lens: Ints | None = None,
         *,
+        token_ids: Sequence[Ints] | None = None,
         radix: Radix | None = None,
     ) -> int:
         """Verify everything that is cached, between two passes, and wait for the result.
@@ -242,6 +239,8 @@ class KVCanary:
         ----------
         req_pool_indices, prefix_lens
             The live requests; default those of the last pass, with what it computed.
+        token_ids
+            Their token ids, as in :meth:`plan`.
         radix
             What the prefix cache holds; verified as SWEEP.
 
@@ -253,32 +252,33 @@ class KVCanary:
         Raises
         ------
         ArgumentError
-            A pass is under way, or only one of the first two is given.
+            A pass is under way, only one of the first two is given, or ``token_ids`` without them.
         """
-        self._require(_INSIDE, forbidden=True, what="verify")
-        if (req_pool_indices is None) != (prefix_lens is None):
-            raise ArgumentError("req_pool_indices, prefix_lens: expected both or neither")
-        before = self._poll.now()
+        self._require_between_passes("verify")
+        requests = None
         if req_pool_indices is not None and prefix_lens is not None:
-            self.step.load_requests(req_pool_indices, prefix_lens, [0] * len(req_pool_indices))
-        self._phase = _IDLE
+            requests = self.step.check_requests(
+                req_pool_indices=req_pool_indices,
+                prefix_lens=prefix_lens,
+                extend_seq_lens=[0] * len(req_pool_indices),
+                token_ids=token_ids,
+                token_lens=None,
+            )
+        elif any(given is not None for given in (req_pool_indices, prefix_lens, token_ids)):
+            raise ArgumentError("req_pool_indices, prefix_lens: expected both or neither, and both with token_ids")
+        before = self._poll.now()
+        self._make_plan(requests)
+        self._end()
         for group in self.groups:
-            group.make_plan()
             group.run("HEAD", write=False)
             group.run("TAIL", write=False)
             if radix is not None:
                 group.sweep(radix)
         return self._poll.now() - before
 
-    def poll(self) -> int:
-        """Return how many violations were reported so far, as far as is known without waiting for the device."""
-        return self._poll()
-
     def violations(self) -> tuple[Violation, ...]:
         """Decode the violations that the ring holds, in order of tag, slot and position. Waits for the device."""
-        kept = min(self._poll.now(), self.log.ring.shape[0])
-        rows = map(decode_row, self.log.ring[:kept].tolist())
-        return tuple(sorted(rows, key=lambda violation: violation.order))
+        return self.log.violations()
 
     def check(self) -> Health:
         """Tell whether the canary ran in every pass since the last call. Waits for the device."""
@@ -286,15 +286,10 @@ class KVCanary:
             launches=self.log.kernel_run.tolist(),
             slots=self.log.slot_run.tolist(),
             plans_too_large=int(self.log.plans_too_large),
-            passes=self.passes,
+            passes=self._passes.now(),
             violations=self._poll.now(),
         )
 
     def snapshot(self, **facts: Any) -> Dump:
         """Take a dump of the pool as it is now; arguments as of :func:`canary_numba.capture.snapshot.take_snapshot`."""
-        return take_snapshot(self, in_pass=self._phase == _INSIDE, **facts)
-
-    def _require(self, phase: int, *, forbidden: bool, what: str) -> None:
-        if (self._phase == phase) == forbidden:
-            order = "plan, before_forward, after_forward"
-            raise ArgumentError(f"{what}: called out of order; a pass is {order}, and all else comes between passes")
+        return take_snapshot(self, in_pass=self.in_pass, **facts)

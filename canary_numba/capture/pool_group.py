@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from canary_numba.capture.layers import PagedPool
-from canary_numba.capture.stages import Stage
+from canary_numba.capture.shared_log import SharedLog
+from canary_numba.capture.stages import Stage, StageLaunches
 from canary_numba.capture.step import Step
 from canary_numba.check_plans import plan_radix
 from canary_numba.context import VerifyOrWriteContext
 from canary_numba.dump.model import Group, Radix, Source
 from canary_numba.errors import ArgumentError
-from canary_numba.layout import CANARY_SLOT_BYTES, NUM_LAUNCH_TAGS, SLOT_OUT_OF_RANGE, CanaryLaunchTag, RealKvHashMode
+from canary_numba.layout import CANARY_SLOT_BYTES, SLOT_OUT_OF_RANGE, CanaryLaunchTag, RealKvHashMode
 from canary_numba.plans import VerifyPlan, WritePlan
 from canary_numba.prepared import PreparedPlan
 
-
-@dataclass(frozen=True, kw_only=True)
-class SharedLog:
-    """Ring and counters that all stages of all pools report into.
-
-    Attributes
-    ----------
-    ring, write_index, chain_position_assert : torch.Tensor
-        As in :class:`~canary_numba.context.VerifyOrWriteContext`.
-    kernel_run, slot_run : torch.Tensor
-        int64 ``[12]``, by launch tag.
-    plans_too_large : torch.Tensor
-        int64 ``[1]``, plans whose entries did not fit, so that nothing was verified.
-    """
-
-    ring: torch.Tensor
-    write_index: torch.Tensor
-    chain_position_assert: torch.Tensor
-    kernel_run: torch.Tensor
-    slot_run: torch.Tensor
-    plans_too_large: torch.Tensor
-
-    @classmethod
-    def allocate(cls, *, ring_capacity: int, device: torch.device) -> SharedLog:
-        """Allocate an empty log; new records must follow their predecessor without a gap."""
-        return cls(
-            ring=torch.zeros((ring_capacity, 8), dtype=torch.int64, device=device),
-            write_index=torch.zeros(1, dtype=torch.int32, device=device),
-            chain_position_assert=torch.ones(1, dtype=torch.int32, device=device),
-            kernel_run=torch.zeros(NUM_LAUNCH_TAGS, dtype=torch.int64, device=device),
-            slot_run=torch.zeros(NUM_LAUNCH_TAGS, dtype=torch.int64, device=device),
-            plans_too_large=torch.zeros(1, dtype=torch.int64, device=device),
-        )
-
-    def counters(self, tag: CanaryLaunchTag) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views ``[1]`` of the kernel and slot run counters of ``tag``."""
-        return self.kernel_run[tag : tag + 1], self.slot_run[tag : tag + 1]
+STAGES = ("HEAD", "TAIL")
 
 
 class PoolGroup:
@@ -110,8 +75,8 @@ class PoolGroup:
             swa_window_size=window,
             full_to_swa_index_mapping=mapping,
             verify_capacity=capacity,
-            req_to_verify_expected_tokens=None,
-            req_to_verify_expected_tokens_valid_lens=None,
+            req_to_verify_expected_tokens=step.token_table,
+            req_to_verify_expected_tokens_valid_lens=None if step.token_table is None else step.token_lens,
             kv_token_id_vs_position_offset=offset,
             engine=engine,
         )
@@ -119,15 +84,24 @@ class PoolGroup:
             (stage, half): Stage(
                 context=self._context(stage, half, mode, device),
                 sources=self.sources[half] if stage == "TAIL" else (),
-                plan=self.plan,
-                write_plan=self.write_plan,
-                step=step,
-                slots=self._slots,
                 keep_source_hashes=keep_source_hashes,
                 engine=engine,
             )
             for half in pool.halves
-            for stage in ("HEAD", "TAIL")
+            for stage in STAGES
+        }
+        self._launches = {
+            stage: StageLaunches(
+                [self.stages[stage, half] for half in pool.halves],
+                plan=self.plan,
+                write_plan=self.write_plan,
+                step=step,
+                slots=self._slots,
+                # Every stage writes the same tokens: one of them says when they are not those expected.
+                asserts_input=(kind, stage) == ("FULL", "HEAD"),
+                engine=engine,
+            )
+            for stage in STAGES
         }
 
     @property
@@ -146,10 +120,10 @@ class PoolGroup:
         """Verify what is cached in the records of ``stage``, then write those of the new tokens."""
         if write and self.mapping is not None:
             self._slots.copy_(_mapped(self._step.out_cache_loc, self.mapping))
-        for half in self.sources:
-            self.stages[stage, half].verify()
-            if write:
-                self.stages[stage, half].write()
+        launches = self._launches[stage]
+        launches.verify()
+        if write:
+            launches.write()
 
     def sweep(self, radix: Radix) -> None:
         """Verify the slots that the prefix cache holds."""
@@ -184,6 +158,31 @@ class PoolGroup:
             real_kv_hash_mode=mode,
             enable_chain_position_assert=self._log.chain_position_assert,
         )
+
+
+def make_groups(
+    pool: PagedPool,
+    *,
+    window_pool: PagedPool | None,
+    swa_window_size: int,
+    full_to_swa_index_mapping: torch.Tensor | None,
+    **common: Any,
+) -> tuple[PoolGroup, ...]:
+    """Put a pool, and its window pool if there is one, under guard; ``common``: what :class:`PoolGroup` takes of both.
+
+    Raises
+    ------
+    ArgumentError
+        What belongs to a window is given in part, or a tensor does not fit.
+    """
+    windowed = (window_pool is not None, swa_window_size > 0, full_to_swa_index_mapping is not None)
+    if any(windowed) and not all(windowed):
+        raise ArgumentError("window_pool, swa_window_size, full_to_swa_index_mapping: expected all three or none")
+    full = PoolGroup(kind="FULL", pool=pool, window=0, mapping=None, **common)
+    if window_pool is None:
+        return (full,)
+    mapping = full_to_swa_index_mapping
+    return full, PoolGroup(kind="SWA", pool=window_pool, window=swa_window_size, mapping=mapping, **common)
 
 
 def _mapped(slots: torch.Tensor, mapping: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from canary_numba import __version__
+from canary_numba.capture.arguments import Ints, as_int64
 from canary_numba.capture.copies import SourceCopier, describe_memory, to_host, used_rows
-from canary_numba.capture.step import Ints, as_int64
 from canary_numba.dump.model import Allocator, Counters, Dump, Event, Finished, Group, Half, LiveLog, Radix, Requests
 from canary_numba.errors import ArgumentError
 
 if TYPE_CHECKING:
     from canary_numba.capture.pool import KVCanary
     from canary_numba.capture.pool_group import PoolGroup
+    from canary_numba.capture.step import Step
 
 
 def take_snapshot(
@@ -26,7 +27,7 @@ def take_snapshot(
     req_pool_indices: Ints | None = None,
     prefix_lens: Ints | None = None,
     rids: Sequence[str] | None = None,
-    expected_tokens: Sequence[Sequence[int]] | None = None,
+    expected_tokens: Sequence[Ints] | None = None,
     free_slots: Ints | None = None,
     swa_free_slots: Ints | None = None,
     page_size: int = 1,
@@ -49,7 +50,8 @@ def take_snapshot(
     rids
         Their names.
     expected_tokens
-        The token ids that each of them should hold, from position 0 on; turns the token check on.
+        The token ids that each of them should hold, from position 0 on; turns the token check on. Default: those that
+        the guard was told of for the last pass.
     free_slots, swa_free_slots
         int ``[k]``, the free lists.
     page_size
@@ -87,6 +89,7 @@ def take_snapshot(
             to_host(tensor[: step.bs]) for tensor in (step.req_pool_indices, step.prefix_lens, step.extend_seq_lens)
         )
         extend = extend if in_pass else torch.zeros_like(extend)
+        expected_tokens = _told_tokens(step) if expected_tokens is None else expected_tokens
     else:
         rows, prefix = (to_host(as_int64("prefix_lens", values)) for values in (req_pool_indices, prefix_lens))
         extend = torch.zeros_like(prefix)
@@ -116,7 +119,7 @@ def take_snapshot(
         events=tuple(events),
         counters=Counters(kernel_run=to_host(canary.log.kernel_run), slot_run=to_host(canary.log.slot_run)),
         producer={"engine": "canary_numba.capture.pool", "engine_version": __version__},
-        context={"step": canary.passes, "time": utc_now(), **memory, **(context or {})},
+        context={"step": int(canary.log.passes), "time": utc_now(), **memory, **(context or {})},
     )
 
 
@@ -149,9 +152,7 @@ def finished_requests(tokens: Mapping[str, Sequence[int]]) -> Finished:
     )
 
 
-def token_rows(
-    rows: torch.Tensor, tokens: Sequence[Sequence[int]], *, num_rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def token_rows(rows: torch.Tensor, tokens: Sequence[Ints], *, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Lay out each request's token ids in its table row: int32 ``[num_rows, longest]`` and int64 ``[bs]`` lengths.
 
     Raises
@@ -175,7 +176,7 @@ def _requests(
     prefix: torch.Tensor,
     extend: torch.Tensor,
     rids: Sequence[str] | None,
-    expected_tokens: Sequence[Sequence[int]] | None,
+    expected_tokens: Sequence[Ints] | None,
 ) -> Requests:
     used = used_rows(table, rows)
     names = tuple(rids) if rids is not None else tuple(f"row {row}" for row in rows.tolist())
@@ -195,6 +196,18 @@ def _requests(
         expected_tokens_valid_lens=lengths,
         row_ids=used.row_ids,
     )
+
+
+def _told_tokens(step: Step) -> list[torch.Tensor] | None:
+    """Token ids of the requests of the last pass, as far as the guard was told of them; None if of none."""
+    if step.token_table is None:
+        return None
+    bs, table = step.bs, step.token_table
+    rows, lens = to_host(step.req_pool_indices[:bs]), to_host(step.token_lens[:bs]).clamp(0, table.shape[1])
+    lens[(rows < 0) | (rows >= table.shape[0])] = 0
+    if not lens.any():
+        return None
+    return [to_host(table[row, :length]) for row, length in zip(rows.tolist(), lens.tolist(), strict=True)]
 
 
 def _group(group: PoolGroup, kv_bytes: bool) -> Group:

@@ -44,7 +44,9 @@ class Engine:
         self.finished: dict[str, list[int]] = {}
         names = [f"layer{i}" for i in range(LAYERS)]
         pool = PagedPool(k_layers=self.model.k_pool, v_layers=self.model.v_pool, page_size=PAGE_SIZE, layer_names=names)
-        self.canary = KVCanary(pool, self.table, keep_source_hashes=True)
+        self.canary = KVCanary(
+            pool, self.table, req_to_expected_tokens=torch.zeros_like(self.table), keep_source_hashes=True
+        )
 
     def submit(self, rid: str, prompt: list[int], new_tokens: int) -> None:
         """Queue a request."""
@@ -74,6 +76,7 @@ class Engine:
             input_ids=input_ids,
             positions=positions,
             out_cache_loc=slots,
+            token_ids=[request.tokens for request in batch],
             mode="raise",
         ):
             tables = [self.table[r.row, :end].long() for r, (_, end) in zip(batch, spans, strict=True)]
