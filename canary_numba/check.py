@@ -7,20 +7,17 @@ K/V bytes, and TAIL records over the prefix cache's plan (SWEEP). What cannot be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
+from canary_numba.check_buffer import TagCheck, verify_buffer
 from canary_numba.check_hashes import Observer, changed_sources, expected_hashes
 from canary_numba.check_plans import plan_radix, plan_requests
-from canary_numba.context import ViolationAggregate, ViolationLog
 from canary_numba.dump.model import Dump, Group, Half
 from canary_numba.engine_choice import EngineChoice, choose_engine
-from canary_numba.launch import launch_canary_verify_kernel
 from canary_numba.layout import (
-    REASON_NAMES,
     VIOLATION_FIELD_FAIL_REASON_BITS,
     VIOLATION_FIELD_SLOT_IDX,
     CanaryLaunchTag,
@@ -31,8 +28,6 @@ from canary_numba.plans import VerifyPlan
 
 RECORD_BYTES_PER_ENTRY = 64
 """Record bytes that verifying an entry reads: its own record and its predecessor's."""
-RING_ROWS = 65536
-"""Ring rows tried first; a dump with more violations is verified once more with a ring that holds them all."""
 
 
 class _Silent:
@@ -41,26 +36,6 @@ class _Silent:
 
     def advance(self, done_bytes: int) -> None:
         """Ignore it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TagCheck:
-    """One verified buffer.
-
-    ``rows``: int64 ``[n, 8]`` violation rows in order of their plan entries; ``entries``: int64 ``[n]`` those entries;
-    ``plan``: what was verified, on the CPU; ``reasons``: failing entries by reason; ``never_written``: entries whose
-    record is all zero (counted only with ``zero_init_okay``). ``changed_sources``: by slot, the sources whose bytes
-    changed, where the dump's ``source_hashes`` tell.
-    """
-
-    tag: CanaryLaunchTag
-    plan: VerifyPlan
-    rows: torch.Tensor
-    entries: torch.Tensor
-    num_entries: int
-    reasons: dict[str, int]
-    never_written: int
-    changed_sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +110,7 @@ def check_dump(
                 expected = hashes if stage != "HEAD" else None
                 buf = half.head if stage == "HEAD" else half.tail
                 assert buf is not None
-                found.append(_verify(tag, buf, plan, expected, tokens, zero_init_okay, choice))
+                found.append(verify_buffer(tag, buf, plan, expected, tokens, zero_init_okay, choice))
             checks += _with_changed_sources(dump, half, found, choice)
     records = sum(check.num_entries for check in checks) * RECORD_BYTES_PER_ENTRY
     return CheckResult(
@@ -198,104 +173,3 @@ def _with_changed_sources(dump: Dump, half: Half, found: list[TagCheck], choice:
     failed = (rows[:, VIOLATION_FIELD_FAIL_REASON_BITS] & int(FailReason.VERIFY_REAL_KV_HASH_MISMATCH)) != 0
     names = changed_sources(dump, half, torch.unique(rows[failed, VIOLATION_FIELD_SLOT_IDX]), choice)
     return [replace(check, changed_sources=names) if check.tag.stage != "HEAD" else check for check in found]
-
-
-def _verify(
-    tag: CanaryLaunchTag,
-    buf: torch.Tensor,
-    plan: VerifyPlan,
-    hashes: torch.Tensor | None,
-    check_tokens: bool,
-    zero_init_okay: bool,
-    choice: EngineChoice,
-) -> TagCheck:
-    records = buf.to(choice.device)
-    num_entries = int(plan.verify_num_valid)
-    capacity = min(num_entries, RING_ROWS)
-    while True:
-        log = ViolationLog.allocate(ring_capacity=capacity, device=choice.device)
-        aggregate = ViolationAggregate.allocate(device=choice.device)
-        launch_canary_verify_kernel(
-            context=log.context(canary_buf=records, kernel_kind=tag),
-            plan=plan,
-            check_verify_expected_token=check_tokens,
-            engine=choice.name,
-            aggregate_violations=aggregate,
-            zero_init_okay=zero_init_okay,
-            real_kv_hashes=hashes,
-        )
-        found = int(log.violation_write_index)
-        if found <= capacity:
-            break
-        capacity = found
-    rows = log.rows()
-    plan_on_cpu = _to_cpu(plan)
-    ordered, entries = _in_plan_order(tag, buf, plan_on_cpu, rows, hashes, check_tokens, zero_init_okay)
-    counts = aggregate.counts[tag].tolist()
-    return TagCheck(
-        tag=tag,
-        plan=plan_on_cpu,
-        rows=ordered,
-        entries=entries,
-        num_entries=num_entries,
-        reasons={name: counts[bit] for bit, name in enumerate(REASON_NAMES.values()) if counts[bit]},
-        never_written=int(aggregate.never_written[tag]),
-    )
-
-
-def _to_cpu(plan: VerifyPlan) -> VerifyPlan:
-    return VerifyPlan(
-        verify_slot_indices=plan.verify_slot_indices.cpu(),
-        verify_expected_tokens=plan.verify_expected_tokens.cpu(),
-        verify_expected_positions=plan.verify_expected_positions.cpu(),
-        verify_prev_slot_indices=plan.verify_prev_slot_indices.cpu(),
-        verify_num_valid=plan.verify_num_valid.cpu(),
-        enable=plan.enable.cpu(),
-    )
-
-
-def _in_plan_order(
-    tag: CanaryLaunchTag,
-    buf: torch.Tensor,
-    plan: VerifyPlan,
-    rows: torch.Tensor,
-    hashes: torch.Tensor | None,
-    check_tokens: bool,
-    zero_init_okay: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort ring rows by the plan entry that made them, and name it.
-
-    A row does not say which entry it comes from, and a shared slot has several. So the entries of the failing slots
-    are verified once more by the torch reference, which knows; that it finds the same rows is a check of the engine.
-    """
-    from canary_numba.reference.verify import find_failures
-
-    count = int(plan.verify_num_valid)
-    if rows.shape[0] == 0:
-        return rows, torch.empty(0, dtype=torch.int64)
-    candidates = torch.isin(plan.verify_slot_indices[:count], rows[:, 1]).nonzero()[:, 0]
-    few = VerifyPlan(
-        verify_slot_indices=plan.verify_slot_indices[candidates],
-        verify_expected_tokens=plan.verify_expected_tokens[candidates],
-        verify_expected_positions=plan.verify_expected_positions[candidates],
-        verify_prev_slot_indices=plan.verify_prev_slot_indices[candidates],
-        verify_num_valid=torch.tensor([candidates.shape[0]], dtype=torch.int32),
-        enable=plan.enable,
-    )
-    log = ViolationLog.allocate(ring_capacity=0, device="cpu")
-    again, failing, _ = find_failures(
-        context=log.context(canary_buf=buf, kernel_kind=tag),
-        plan=few,
-        active=candidates.shape[0],
-        check_verify_expected_token=check_tokens,
-        zero_init_okay=zero_init_okay,
-        real_kv_hashes=None if hashes is None else hashes.cpu(),
-    )
-    if not torch.equal(_sorted(again), _sorted(rows)):
-        raise RuntimeError(f"{tag.name}: the engine's violation rows differ from the torch reference's")
-    return again, candidates[failing]
-
-
-def _sorted(rows: torch.Tensor) -> torch.Tensor:
-    """Rows int64 ``[n, 8]`` by their first field, then their second, and so on."""
-    return rows[np.lexsort(rows.numpy().T[::-1])]

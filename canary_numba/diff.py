@@ -1,12 +1,13 @@
 """Two dumps of one server compared: what changed, and which changes a normal step explains.
 
 A step appends tokens, writes the records of slots that it allocated, frees slots, evicts from the prefix cache and from
-the sliding window. It changes nothing of what a request or the prefix cache holds before and after.
+the sliding window, and computes retracted requests again. It changes nothing else of what a request or the prefix cache
+holds before and after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,41 +16,16 @@ import torch
 
 from canary_numba.diagnosis.chains import Int64s
 from canary_numba.diagnosis.view import Bools
-from canary_numba.diff_holders import Holdings, cached_row, cached_slots, holdings, inside, sound_nodes
+from canary_numba.diff_change import Change, numbers_of
+from canary_numba.diff_holders import POSITIONS, Holdings, cached_slots, holdings, inside, sound_nodes
+from canary_numba.diff_requests import compare_requests
 from canary_numba.dump.model import Dump, Group, Half
 from canary_numba.errors import ArgumentError
 from canary_numba.kv_hashes import hash_slots
-from canary_numba.layout import CANARY_FIELDS_PER_SLOT, RealKvHashMode
+from canary_numba.layout import CANARY_FIELD_REAL_KV_HASH, CANARY_FIELDS_PER_SLOT, RealKvHashMode
 
 DIFF_SCHEMA_VERSION = 1
 FIELDS = ("token", "position", "prev_hash", "real_kv_hash")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One kind of change.
-
-    ``part``: what of the dump, such as ``TAIL_K_FULL`` or ``free list``. ``what``: what happened. ``explained``:
-    whether a normal step does so. ``numbers``: slots, or positions where ``request`` is named; ``unit`` says which.
-    """
-
-    part: str
-    what: str
-    explained: bool
-    request: str | None = None
-    unit: str = "slot"
-    numbers: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
-        return {
-            "part": self.part,
-            "what": self.what,
-            "explained": self.explained,
-            "request": self.request,
-            "unit": self.unit,
-            "numbers": list(self.numbers),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,65 +62,32 @@ def diff_dumps(before: Dump, after: Dump) -> DumpDiff:
     if kinds[0] != kinds[1]:
         raise ArgumentError(f"groups: two dumps of one server have the same pools, got {kinds[0]} and {kinds[1]}")
     missing: list[str] = []
-    changes = _requests(before, after, missing)
+    changes, redone = compare_requests(before, after, missing)
     for one, other in zip(before.groups, after.groups, strict=True):
-        changes += _pool(before, after, one, other, missing)
+        changes += _pool(before, after, one, other, redone, missing)
     changes += _cache(before, after, missing)
     ordered = sorted(changes, key=lambda change: change.explained)
     return DumpDiff(changes=tuple(ordered), not_compared=tuple(missing))
 
 
-def _tuple(numbers: Int64s | Sequence[int]) -> tuple[int, ...]:
-    return tuple(np.asarray(numbers, dtype=np.int64).tolist())
-
-
-def _requests(before: Dump, after: Dump, missing: list[str]) -> list[Change]:
-    if before.requests is None or after.requests is None:
-        if before.requests is not after.requests:
-            missing.append("requests")
-        return []
-    old = {rid: i for i, rid in enumerate(before.requests.rids)}
-    new = {rid: i for i, rid in enumerate(after.requests.rids)}
-    found = [
-        Change(part="requests", what="ended", explained=True, request=rid, unit="position")
-        for rid in old
-        if rid not in new
-    ]
-    for rid, index in new.items():
-        if rid not in old:
-            found.append(Change(part="requests", what="arrived", explained=True, request=rid, unit="position"))
-            continue
-        was, now = cached_row(before.requests, old[rid]), cached_row(after.requests, index)
-        common = min(was.shape[0], now.shape[0])
-        moved = np.flatnonzero(was[:common] != now[:common])
-        if moved.shape[0]:
-            what = "table entries of cached tokens changed"
-            found.append(_of_request("table", what, False, rid, moved))
-        if now.shape[0] > common:
-            what = "tokens appended"
-            found.append(_of_request("lengths", what, True, rid, np.arange(common, now.shape[0])))
-        if was.shape[0] > common:
-            what = "cached tokens lost"
-            found.append(_of_request("lengths", what, False, rid, np.arange(common, was.shape[0])))
-    return found
-
-
-def _of_request(part: str, what: str, explained: bool, rid: str, positions: Int64s) -> Change:
-    return Change(part=part, what=what, explained=explained, request=rid, unit="position", numbers=_tuple(positions))
-
-
-def _pool(before: Dump, after: Dump, one: Group, other: Group, missing: list[str]) -> list[Change]:
+def _pool(
+    before: Dump, after: Dump, one: Group, other: Group, redone: Mapping[str, Int64s], missing: list[str]
+) -> list[Change]:
     names: dict[str, int] = {}
     was, now = holdings(before, one, names), holdings(after, other, names)
     _, left, right = np.intersect1d(was.keys, now.keys, assume_unique=True, return_indices=True)
     same = was.slots[left] == now.slots[right]
+    keys = [names[rid] * POSITIONS + positions for rid, positions in redone.items() if rid in names]
+    again = np.isin(was.keys[left], np.concatenate([np.empty(0, dtype=np.int64), *keys]))
     num_slots = next(iter(one.halves.values())).num_slots
     if num_slots != next(iter(other.halves.values())).num_slots:
         raise ArgumentError(
             f"groups: the {one.kind} pools of one server are of one size, got {num_slots} slots and others"
         )
     kept = np.zeros(num_slots, dtype=np.bool_)
-    kept[inside(was.slots[left][same], num_slots)] = True
+    kept[inside(was.slots[left][same & again], num_slots)] = True
+    kept &= ~_rewritten(before, one, other, num_slots)
+    kept[inside(was.slots[left][same & ~again], num_slots)] = True
     cached_before, cached_after = cached_slots(before, one, num_slots), cached_slots(after, other, num_slots)
     held_before, held_after = np.zeros_like(kept), np.zeros_like(kept)
     held_before[inside(was.slots, num_slots)] = True
@@ -154,7 +97,7 @@ def _pool(before: Dump, after: Dump, one: Group, other: Group, missing: list[str
     # A cached slot may have been evicted and handed out again in between: then what it holds now is sound.
     sound = sound_nodes(after, other, num_slots)
     spoilt = cached_before & cached_after & ~kept & ~sound
-    found = _mapping(one, was, now, left, right) if one.full_to_swa_index_mapping is not None else []
+    found = _mapping(one, was, now, left[~again], right[~again]) if one.full_to_swa_index_mapping is not None else []
     for half in one.halves:
         for part, numbers in _changed(before, after, one, half, other.halves[half], missing):
             for what, chosen, explained in (
@@ -166,8 +109,19 @@ def _pool(before: Dump, after: Dump, one: Group, other: Group, missing: list[str
             ):
                 slots = numbers[chosen[numbers]]
                 if slots.shape[0]:
-                    found.append(Change(part=part, what=what, explained=explained, numbers=_tuple(slots)))
+                    found.append(Change(part=part, what=what, explained=explained, numbers=numbers_of(slots)))
     return found + _free_list(before, after, one.kind, held_after, missing)
+
+
+def _rewritten(before: Dump, one: Group, other: Group, num_slots: int) -> Bools:
+    """Slots of the pool whose records fingerprint other bytes than before, or none; bool ``[num_slots]``."""
+    found: Bools = np.full(num_slots, before.hash_mode == RealKvHashMode.NONE)
+    for name, half in one.halves.items():
+        tails = [each.tail for each in (half, other.halves[name])]
+        if tails[0] is not None and tails[1] is not None:
+            hashes = [tail.numpy().view(np.int64)[:, CANARY_FIELD_REAL_KV_HASH] for tail in tails if tail is not None]
+            found |= hashes[0] != hashes[1]
+    return found
 
 
 def _mapping(group: Group, was: Holdings, now: Holdings, left: Int64s, right: Int64s) -> list[Change]:
@@ -177,7 +131,7 @@ def _mapping(group: Group, was: Holdings, now: Holdings, left: Int64s, right: In
     if not slots.shape[0]:
         return []
     what = "window slots of cached tokens changed"
-    return [Change(part=f"{group.kind} mapping", what=what, explained=False, numbers=_tuple(slots))]
+    return [Change(part=f"{group.kind} mapping", what=what, explained=False, numbers=numbers_of(slots))]
 
 
 def _changed(
@@ -242,9 +196,9 @@ def _free_list(before: Dump, after: Dump, kind: str, held: Bools, missing: list[
     taken = np.setdiff1d(was, now)
     part = f"{kind} free list"
     found = [
-        Change(part=part, what="taken from it", explained=True, numbers=_tuple(taken)),
-        Change(part=part, what="put on it", explained=True, numbers=_tuple(freed[~held[freed]])),
-        Change(part=part, what="put on it though still held", explained=False, numbers=_tuple(freed[held[freed]])),
+        Change(part=part, what="taken from it", explained=True, numbers=numbers_of(taken)),
+        Change(part=part, what="put on it", explained=True, numbers=numbers_of(freed[~held[freed]])),
+        Change(part=part, what="put on it though still held", explained=False, numbers=numbers_of(freed[held[freed]])),
     ]
     return [change for change in found if change.numbers]
 
@@ -260,13 +214,13 @@ def _cache(before: Dump, after: Dump, missing: list[str]) -> list[Change]:
     moved = one.positions.numpy()[left] != two.positions.numpy()[right]
     moved |= one.prev_slot_indices.numpy()[left] != two.prev_slot_indices.numpy()[right]
     found = [
-        Change(part="prefix cache", what="added", explained=True, numbers=_tuple(np.setdiff1d(now, was))),
-        Change(part="prefix cache", what="evicted", explained=True, numbers=_tuple(np.setdiff1d(was, now))),
+        Change(part="prefix cache", what="added", explained=True, numbers=numbers_of(np.setdiff1d(now, was))),
+        Change(part="prefix cache", what="evicted", explained=True, numbers=numbers_of(np.setdiff1d(was, now))),
         Change(
             part="prefix cache",
             what="handed out again: at another position or after another slot",
             explained=True,
-            numbers=_tuple(was[left][moved]),
+            numbers=numbers_of(was[left][moved]),
         ),
     ]
     return [change for change in found if change.numbers]

@@ -148,17 +148,22 @@ class PoolMap:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
     """What a report draws beside its findings: strips of the requests involved, a table of slots for each finding (in
-    their order, possibly cut), and a map of each pool with damage. ``strips_left_out``: requests beyond the drawn ones.
+    their order, possibly cut), and a map of each pool with damage. ``strips_left_out``: request and pool of each strip
+    beyond those.
     """
 
     strips: tuple[Strip, ...] = ()
-    strips_left_out: int = 0
+    strips_left_out: tuple[tuple[str, str], ...] = ()
     slot_lines: tuple[tuple[SlotLine, ...], ...] = ()
     pool_maps: tuple[PoolMap, ...] = ()
 
     def strips_of(self, finding: Finding) -> list[Strip]:
         """The strips of a finding's requests in its pool."""
         return [strip for strip in self.strips if strip.request in finding.requests and strip.pool == finding.pool]
+
+    def left_out_of(self, finding: Finding) -> list[tuple[str, str]]:
+        """Request and pool of the finding's strips that are not drawn."""
+        return [one for one in self.strips_left_out if one[0] in finding.requests and one[1] == finding.pool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ def hash_slots(
         for place, flat in enumerate(pieces.flats):
             pieces.fetch_after(number, place)
             if mover is None:
-                source, local = _in_place(half.sources[place]), chunk
+                source, local = in_place(half.sources[place]), chunk
             else:
                 turn = (number * len(pieces.flats) + place) % 2
                 source, local = _stage(flat, chunk, mover, turn), torch.arange(chunk.shape[0], device=device)
@@ -89,7 +89,7 @@ def hash_slots(
             )
             if mover is not None:
                 mover.used(turn)
-            forget(*_extent(flat, chunk))
+            forget(*extent_of(flat, chunk))
             advance(chunk.shape[0] * flat.read_bytes)
     by_slot = torch.zeros(half.num_slots, dtype=torch.int64, device=device)
     by_slot[pieces.slots.to(device)] = hashes
@@ -103,7 +103,7 @@ class _Pieces:
     """
 
     def __init__(self, half: Half, mode: RealKvHashMode, slots: torch.Tensor) -> None:
-        self.flats = [flatten_source(_in_place(source), mode) for source in half.sources]
+        self.flats = [flatten_source(in_place(source), mode) for source in half.sources]
         widest = max((_bytes_between_slots(flat) for flat in self.flats), default=1)
         step = max(1, PIECE_BYTES // widest)
         wanted = torch.zeros(half.num_slots, dtype=torch.bool)
@@ -118,13 +118,14 @@ class _Pieces:
         """Have the system read the piece after that of this chunk and source."""
         number, place = (number, place + 1) if place + 1 < len(self.flats) else (number + 1, 0)
         if number < len(self.chunks):
-            start, nbytes = _extent(self.flats[place], self.chunks[number])
+            start, nbytes = extent_of(self.flats[place], self.chunks[number])
             # Where few of the bytes are wanted, reading all of them would take longer than waiting for these.
             if 2 * self.chunks[number].shape[0] * self.flats[place].read_bytes >= nbytes:
                 fetch(start, nbytes)
 
 
-def _in_place(source: Source) -> RealKvSource:
+def in_place(source: Source) -> RealKvSource:
+    """A dump's source as launchers take it, over the same bytes."""
     return RealKvSource(
         tensor=source.tensor,
         page_size=source.page_size,
@@ -137,7 +138,7 @@ def _bytes_between_slots(flat: FlatSource) -> int:
     return max(flat.token_bytes, -(-flat.row_stride // flat.page_size))
 
 
-def _extent(flat: FlatSource, slots: torch.Tensor) -> tuple[int, int]:
+def extent_of(flat: FlatSource, slots: torch.Tensor) -> tuple[int, int]:
     """Address of the first byte of ascending ``slots``, and the bytes from there to the end of the last."""
     first, last = (
         slot // flat.page_size * flat.row_stride + slot % flat.page_size * flat.token_bytes

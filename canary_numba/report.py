@@ -108,6 +108,7 @@ class DumpReport:
                 finding.to_dict() | {"slot_lines": [line.to_dict() for line in lines]} for finding, lines in self.tables
             ],
             "strips": [strip.to_dict() for strip in self.pictures.strips],
+            "strips_left_out": len(self.pictures.strips_left_out),
             "pool_maps": [pool_map.to_dict() for pool_map in self.pictures.pool_maps],
             "live_violations": {
                 "total": self.live.total,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from canary_numba.check import CheckResult, TagCheck
+from canary_numba.check import CheckResult
+from canary_numba.check_buffer import TagCheck
 from canary_numba.diagnosis.attribution import Attribution
 from canary_numba.diagnosis.chains import Int64s, digest_records
 from canary_numba.diagnosis.view import DumpView, GroupView

@@ -10,7 +10,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from canary_numba.check import CheckResult, TagCheck
+from canary_numba.check import CheckResult
+from canary_numba.check_buffer import TagCheck
 from canary_numba.check_plans import entries_per_request
 from canary_numba.dump.model import Dump
 from canary_numba.layout import (

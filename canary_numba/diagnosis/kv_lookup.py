@@ -86,13 +86,11 @@ class KvLookup:
 
 def slot_bytes(source: Source, slots: Int64s, mode: RealKvHashMode) -> torch.Tensor:
     """The bytes that ``mode`` reads of ``slots``, uint8 ``[n, bytes]``."""
-    page = source.page_size
-    width = source.num_bytes_per_token
-    flat = source.tensor.view(torch.uint8)
+    page, width = source.page_size, source.num_bytes_per_token
+    rows = source.tensor.view(torch.uint8)[:, : page * width]
     wanted = torch.from_numpy(np.ascontiguousarray(slots))
-    rows = flat[wanted // page]
-    columns = (wanted % page)[:, None] * width + torch.arange(read_bytes_of(source, mode))[None, :]
-    return rows.gather(1, columns)
+    # Never the whole pages of the slots, which are many times as much.
+    return rows.view(rows.shape[0], page, width)[:, :, : read_bytes_of(source, mode)][wanted // page, wanted % page]
 
 
 def non_finite_slots(source: Source, slots: Int64s, mode: RealKvHashMode) -> Bools:

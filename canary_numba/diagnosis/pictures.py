@@ -46,7 +46,7 @@ def draw(desk: Desk, findings: Sequence[Finding]) -> Pictures:
             maps.append(_pool_map(desk, group, named))
     return Pictures(
         strips=tuple(strips[:MAX_STRIPS]),
-        strips_left_out=max(0, len(strips) - MAX_STRIPS),
+        strips_left_out=tuple((strip.request, strip.pool) for strip in strips[MAX_STRIPS:]),
         slot_lines=tuple(_slot_lines(desk, finding) for finding in findings),
         pool_maps=tuple(maps),
     )

@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from canary_numba.check import CheckResult, TagCheck
+from canary_numba.check import CheckResult
+from canary_numba.check_buffer import TagCheck
 from canary_numba.check_plans import entries_per_request, map_slots
 from canary_numba.diagnosis.chains import Digests, Int64s, digest_records, group_by_slot
 from canary_numba.dump.model import Dump, Group, Half

@@ -17,14 +17,20 @@ from canary_numba.diagnosis.chains import Digests, Int64s
 from canary_numba.diagnosis.kv_lookup import _EXPONENTS as EXPONENTS
 from canary_numba.diagnosis.kv_lookup import non_finite, slot_bytes
 from canary_numba.dump.model import Half, Source
-from canary_numba.kv_hashes import hash_slots
+from canary_numba.dump.pages import forget
+from canary_numba.kv_hashes import extent_of, in_place
+from canary_numba.launch import launch_real_kv_hash_kernel
 from canary_numba.layout import RealKvHashMode
 from canary_numba.redact.chains import Known, few_bits
 from canary_numba.redact.secret import Secret
 from canary_numba.reference.words import mix
+from canary_numba.sources import flatten_source
 
 WORD_BYTES = 8
-SLOTS_AT_ONCE = 4096
+PIECE_BYTES = 16 << 20
+"""K/V bytes of one source that are looked at at once."""
+SHORT_LOOK = 16
+"""Bytes of a slot that are looked at before the rest of them; almost no bytes go on alike for so long."""
 _NO_NAN = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
@@ -38,16 +44,19 @@ class HiddenBytes:
         self.known = Known({0: 0})
         self._alone = Known({0: 0})
         self.near: list[tuple[Int64s, Digests]] = []
-        held = torch.arange(half.num_slots) if half.source_slots is None else half.source_slots
-        old, sources = [], []
-        for source in half.sources:
-            hashes = self._hashes(half, source, held)
-            new = self._hide(source, hashes)
-            self._alone.add(hashes, self._hashes(half, new, held))
-            old.append(hashes)
-            sources.append(new)
+        if mode == RealKvHashMode.NONE:
+            self.near.append((np.arange(half.num_slots), np.zeros(half.num_slots, dtype=np.uint64)))
+        count = half.num_slots if half.source_slots is None else half.source_slots.shape[0]
+        sources = []
+        old, new = (np.zeros((len(half.sources), count), dtype=np.uint64) for _ in range(2))
+        for number, source in enumerate(half.sources):
+            hidden, old[number] = self._hide(source, count)
+            new[number] = _hashes(hidden, RealKvHashMode.ALL, np.arange(count))
+            sources.append(hidden)
         if sources:
-            self._combine(np.stack(old, axis=1), held.numpy())
+            self._alone.add(old.ravel(), new.ravel())
+            held = np.arange(count) if half.source_slots is None else half.source_slots.numpy()
+            self._combine(np.ascontiguousarray(old.T), held)
         written = None
         if half.source_hashes is not None:
             table = half.source_hashes.numpy().view(np.uint64)
@@ -78,44 +87,54 @@ class HiddenBytes:
         self.known.add(before, after)
         self.near.append((slots, before))
 
-    def _hashes(self, half: Half, source: Source, held: torch.Tensor) -> Digests:
-        buffer = next(iter(half.buffers.values()))
-        alone = Half(tail=buffer if half.source_slots is None else buffer[held], sources=(source,))
-        hashes = hash_slots(
-            alone,
-            self._mode,
-            torch.arange(held.shape[0]),
-            engine="cpu",
-            device=torch.device("cpu"),
-            advance=lambda done_bytes: None,
-        )
-        return np.asarray(hashes.numpy().view(np.uint64))
-
     def _as_if_hashed(self, hashes: Digests) -> Digests:
         """New hashes of bytes that are gone: those of eight keyed bytes."""
         words = self._secret.words(hashes, b"kv-bytes").view(np.int64)
         return np.asarray(mix(mix(torch.from_numpy(words))).numpy().view(np.uint64))
 
-    def _hide(self, source: Source, hashes: Digests) -> Source:
-        words = torch.from_numpy(self._secret.words(hashes, b"kv-bytes").view(np.uint8).reshape(-1, WORD_BYTES).copy())
-        for begin in range(0, hashes.shape[0], SLOTS_AT_ONCE):
-            piece = words[begin : begin + SLOTS_AT_ONCE]
-            slots = np.arange(begin, begin + piece.shape[0])
+    def _hide(self, source: Source, count: int) -> tuple[Source, Digests]:
+        """Hide the bytes of slots 0 to ``count - 1``, each read once, and tell their hashes: uint64 ``[count]``."""
+        words = torch.zeros((-(-count // source.page_size) * source.page_size, WORD_BYTES), dtype=torch.uint8)
+        hashes: Digests = np.zeros(count, dtype=np.uint64)
+        flat = flatten_source(in_place(source), self._mode)
+        step = max(1, PIECE_BYTES // max(1, source.num_bytes_per_token))
+        for begin in range(0, count, step):
+            slots = np.arange(begin, min(begin + step, count))
+            found = _hashes(source, self._mode, slots)
+            piece = torch.from_numpy(
+                self._secret.words(found, b"kv-bytes").view(np.uint8).reshape(-1, WORD_BYTES).copy()
+            )
             _imitate(piece, slot_bytes(source, slots, self._mode), source.tensor.dtype)
-        words[torch.from_numpy(hashes == 0)] = 0
-        padded = torch.zeros((-(-words.shape[0] // source.page_size) * source.page_size, WORD_BYTES), dtype=torch.uint8)
-        padded[: words.shape[0]] = words
-        tensor = padded.reshape(-1, source.page_size * WORD_BYTES).view(source.tensor.dtype)
-        return replace(source, tensor=tensor, num_bytes_per_token=WORD_BYTES, read_bytes=WORD_BYTES)
+            piece[torch.from_numpy(found == 0)] = 0
+            hashes[slots], words[begin : begin + slots.shape[0]] = found, piece
+            forget(*extent_of(flat, torch.from_numpy(slots)))
+        tensor = words.reshape(-1, source.page_size * WORD_BYTES).view(source.tensor.dtype)
+        return replace(source, tensor=tensor, num_bytes_per_token=WORD_BYTES, read_bytes=WORD_BYTES), hashes
+
+
+def _hashes(source: Source, mode: RealKvHashMode, slots: Int64s) -> Digests:
+    """The hash of what ``slots`` hold of one source, uint64 ``[n]``."""
+    hashes = torch.zeros(slots.shape[0], dtype=torch.int64)
+    launch_real_kv_hash_kernel(
+        real_kv_sources=(in_place(source),),
+        real_kv_hash_mode=mode,
+        slot_indices=torch.from_numpy(slots),
+        hashes_out=hashes,
+        engine="cpu",
+    )
+    return np.asarray(hashes.numpy().view(np.uint64))
 
 
 def _imitate(words: torch.Tensor, raw: torch.Tensor, dtype: torch.dtype) -> None:
     """Give new bytes, uint8 ``[n, 8]``, what tells damage of the old, uint8 ``[n, bytes]``: repetition, NaN and Inf."""
+    # What repeats fewer bytes repeats more as well, so that each width looks at few of the slots before it.
+    rows = torch.arange(raw.shape[0])
     for width in (4, 2, 1):
         if raw.shape[1] % width == 0:
-            items = raw.reshape(raw.shape[0], -1, width)
-            same = (items == items[:, :1]).all(dim=2).all(dim=1)
-            words[same] = words[same][:, :width].repeat(1, WORD_BYTES // width)
+            for most in (min(SHORT_LOOK, raw.shape[1]), raw.shape[1]):
+                items = raw[rows, :most].reshape(rows.shape[0], most // width, width)
+                rows = rows[(items == items[:, :1]).all(dim=2).all(dim=1)]
+            words[rows] = words[rows][:, :width].repeat(1, WORD_BYTES // width)
     bad = non_finite(raw, dtype)
     if bad is not None:
         _set_finite(words, dtype)

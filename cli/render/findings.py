@@ -48,14 +48,17 @@ def print_findings(console: TextConsole, dump: DumpReport) -> None:
 
 
 def _print_strips(console: TextConsole, finding: Finding, pictures: Pictures, drawn: set[tuple[str, str]]) -> None:
-    """Strips of the finding's requests that no earlier finding has shown."""
+    """Strips of the finding's requests that no earlier finding has shown, or counted among those not drawn."""
     wanted = [strip for strip in pictures.strips_of(finding) if (strip.request, strip.pool) not in drawn]
-    if not wanted:
+    left_out = [one for one in pictures.left_out_of(finding) if one not in drawn]
+    if not wanted and not left_out:
         return
-    drawn.update((strip.request, strip.pool) for strip in wanted)
-    width = console.width - 4
-    console.print(Padding(strips_table(wanted, width, ascii_only=console.ascii_only), (1, 0, 0, 4), expand=False))
-    console.print(Padding(strip_legend(wanted, ascii_only=console.ascii_only), (0, 0, 0, 4), expand=False))
+    drawn.update([*((strip.request, strip.pool) for strip in wanted), *left_out])
+    if wanted:
+        table = strips_table(wanted, console.width - 4, ascii_only=console.ascii_only)
+        console.print(Padding(table, (1, 0, 0, 4), expand=False))
+    legend = strip_legend(wanted, left_out=len(left_out), ascii_only=console.ascii_only)
+    console.print(Padding(legend, (0 if wanted else 1, 0, 0, 4), expand=False))
 
 
 def _paragraph(text: str, indent: int) -> Padding:

@@ -87,11 +87,11 @@ def _dump(report: Report, dump: DumpReport, limit: int) -> Iterator[str]:
 
 def _finding(finding: Finding, dump: DumpReport, slots: Sequence[SlotLine]) -> Iterator[str]:
     yield from _head(finding)
-    strips = dump.pictures.strips_of(finding)
-    if strips:
+    strips, left_out = dump.pictures.strips_of(finding), len(dump.pictures.left_out_of(finding))
+    if strips or left_out:
         console = TextConsole(color=False, width=_WIDTH, ascii_only=False)
         console.print(strips_table(strips, _WIDTH, ascii_only=False))
-        console.print(strip_legend(strips, ascii_only=False))
+        console.print(strip_legend(strips, left_out=left_out, ascii_only=False))
         yield _code(console)
     if slots:
         yield _table(slot_columns(slots))

@@ -44,10 +44,14 @@ def strips_table(strips: Sequence[Strip], width: int, *, ascii_only: bool) -> Ta
     return grid
 
 
-def strip_legend(strips: Sequence[Strip], *, ascii_only: bool) -> Text:
-    """What the marks that occur mean."""
+def strip_legend(strips: Sequence[Strip], *, left_out: int, ascii_only: bool) -> Text:
+    """How many requests of the finding have no strip here, and what the marks that occur mean."""
+    text = Text()
+    if left_out:
+        noun = "request" if left_out == 1 else "requests"
+        text.append(f"... and {left_out:,} more {noun}\n" if strips else f"{left_out:,} {noun}, not drawn", "dim")
     there = {state for strip in strips for state, _, _ in strip.runs}
-    return _legend({state: mark for state, mark in STRIP_MARKS.items() if state in there}, ascii_only)
+    return text.append_text(_legend({state: mark for state, mark in STRIP_MARKS.items() if state in there}, ascii_only))
 
 
 def _bar(strip: Strip, most: int, ascii_only: bool) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import xml.etree.ElementTree as ET
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from canary_cli import exit_codes, main
-from canary_cli.render import image, markdown
+from canary_cli.render import image, markdown, table
+from canary_cli.render import json as json_renderer
 from test_output import EXPECTED, NAMES, load
 
 from canary_numba.check import check_dump
-from canary_numba.diagnosis import diagnose
+from canary_numba.diagnosis import diagnose, pictures
 from canary_numba.dump import Dump
 from canary_numba.report import Report, build_dump_report, tool_of
 
@@ -84,6 +86,29 @@ def test_html_shows_the_report_and_runs_nothing() -> None:
     assert not {"img", "link", "iframe"} & set(page.tags), "the page needs nothing else"
     for part in ("slot_owned_twice", "FULL pool by slot number", "<script>alert(1)</script>", "HEAD_K_FULL"):
         assert part in page.text
+
+
+@pytest.mark.parametrize(
+    ("most", "left_out", "line"), [(2, 0, None), (1, 1, "... and 1 more request"), (0, 2, "2 requests, not drawn")]
+)
+def test_requests_whose_strips_are_not_drawn_are_counted(
+    most: int, left_out: int, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "MAX_STRIPS", most)
+    report = report_of(load("double_allocation"))
+    page = Text()
+    page.feed(image.render_html(report, 0))
+    texts = [
+        table.render(report, 0, color=False, width=80),
+        markdown.render(report, 0),
+        page.text,
+        "".join(ET.fromstring(image.render_svg(report, 0)).itertext()).replace("\xa0", " "),
+    ]
+    for text in texts:
+        assert ("more request" in text or "not drawn" in text) == bool(left_out)
+        assert line is None or text.count(line) == 1
+    (dump,) = json.loads(json_renderer.render(report, 0))["dumps"]
+    assert (len(dump["strips"]), dump["strips_left_out"]) == (most, left_out)
 
 
 def test_svg_is_a_picture_of_the_report() -> None:

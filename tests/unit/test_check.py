@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from canary_numba import check, kv_hashes
+from canary_numba import check, check_buffer, kv_hashes
 from canary_numba.check import check_dump
 from canary_numba.dump import Dump, load_dump
 from canary_numba.errors import ArgumentError, DumpError, EngineUnavailableError
@@ -78,15 +78,15 @@ def test_a_ring_that_overflows_is_filled_again(
     corrupt: Dump, engine: str, ring_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = []
-    verify = check.launch_canary_verify_kernel
+    verify = check_buffer.launch_canary_verify_kernel
 
     def counted(**arguments: Any) -> None:
         launches.append(arguments["context"].violation_ring.shape[0])
         verify(**arguments)
 
     whole = ViolationList(corrupt, check_dump(corrupt, engine="reference"))
-    monkeypatch.setattr(check, "launch_canary_verify_kernel", counted)
-    monkeypatch.setattr(check, "RING_ROWS", ring_rows)
+    monkeypatch.setattr(check_buffer, "launch_canary_verify_kernel", counted)
+    monkeypatch.setattr(check_buffer, "RING_ROWS", ring_rows)
     result = check_dump(corrupt, engine=engine)
     assert ViolationList(corrupt, result) == whole
     assert len(launches) == (12 if ring_rows < 2 else 6)
@@ -155,13 +155,13 @@ def test_tokens_are_compared_only_where_the_dump_has_them(corrupt: Dump) -> None
 def test_an_engine_that_disagrees_with_the_reference_is_found_out(
     corrupt: Dump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify = check.launch_canary_verify_kernel
+    verify = check_buffer.launch_canary_verify_kernel
 
     def wrong(**arguments: Any) -> None:
         verify(**arguments)
         arguments["context"].violation_ring[0, 3] += 1
 
-    monkeypatch.setattr(check, "launch_canary_verify_kernel", wrong)
+    monkeypatch.setattr(check_buffer, "launch_canary_verify_kernel", wrong)
     with pytest.raises(RuntimeError, match="HEAD_K_FULL: the engine's violation rows differ"):
         check_dump(corrupt, engine="cpu")
 

@@ -32,7 +32,7 @@ def with_sources(dump: Dump, sources: tuple[Source, ...]) -> Dump:
     """The dump with other K/V bytes in its K half, and the hashes of those by the naive oracle in its tail records."""
     half = dump.groups[0].halves["K"]
     assert half.tail is not None
-    plain = [harness.source_of(kv_hashes._in_place(source)) for source in sources]
+    plain = [harness.source_of(kv_hashes.in_place(source)) for source in sources]
     mode = int(dump.hash_mode)
     hashes = [naive.signed(naive.real_kv_hash(plain, mode, slot)) for slot in range(half.num_slots)]
     tail = half.tail.clone()
@@ -96,7 +96,7 @@ def test_slots_not_asked_for_stay_zero(mode: RealKvHashMode, engine: str, monkey
     hashes = kv_hashes.hash_slots(
         half, mode, slots, engine=engine, device=torch.device(harness.device_of(engine)), advance=done.append
     ).cpu()
-    plain = [harness.source_of(kv_hashes._in_place(source)) for source in sources]
+    plain = [harness.source_of(kv_hashes.in_place(source)) for source in sources]
     assert hashes[slots].tolist() == [naive.signed(naive.real_kv_hash(plain, int(mode), s)) for s in slots.tolist()]
     assert int(hashes.count_nonzero()) == 5
     width = 16 if mode == RealKvHashMode.PARTIAL else 20

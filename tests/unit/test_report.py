@@ -35,6 +35,7 @@ DUMP = {
     "tested",
     "not_tested",
     "strips",
+    "strips_left_out",
     "pool_maps",
 }
 VIOLATION = {

@@ -108,7 +108,7 @@ def test_gathering(shape: tuple[int, int, int], slots: list[int], gap: int) -> N
     rows = source.tensor.shape[0]
     spaced = torch.zeros((rows, source.tensor.shape[1] + gap), dtype=torch.uint8)
     spaced[:, : source.tensor.shape[1]] = source.tensor
-    flat = flatten_source(kv_hashes._in_place(replace(source, tensor=spaced[:, : source.tensor.shape[1]])), 2)
+    flat = flatten_source(kv_hashes.in_place(replace(source, tensor=spaced[:, : source.tensor.shape[1]])), 2)
     out = torch.full((len(slots), -(-read // 8) * 8), 9, dtype=torch.uint8)
     gather_slots(flat, torch.tensor(slots, dtype=torch.int64), out)
     for slot, row in zip(slots, out, strict=True):
