@@ -14,12 +14,12 @@ import numba.cuda.dispatcher
 from numba import int32, int64, types, uint8, uint64
 
 from canary_numba.engines.cuda.device import cuda
-from canary_numba.engines.cuda.fold import NARROW_TILE_WORDS, SourceShape
+from canary_numba.engines.cuda.fold_shapes import NARROW_TILE_WORDS, SourceShape
 from canary_numba.engines.cuda.hash import make_hash_kernel
 from canary_numba.engines.cuda.plan_kernels import make_plan_entries_kernel, plan_chunks_kernel
 from canary_numba.engines.cuda.scatter import scatter_req_token_ids_kernel
 from canary_numba.engines.cuda.verify import make_verify_kernel
-from canary_numba.engines.cuda.write import make_write_kernel
+from canary_numba.engines.cuda.write_kernel import make_write_kernel
 
 HOPPER = (9, 0)
 

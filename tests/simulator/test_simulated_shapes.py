@@ -13,7 +13,7 @@ import torch
 from strategies import int32_cell, int64_tensor
 
 from canary_numba.context import RealKvSource, VerifyOrWriteContext, ViolationAggregate, ViolationLog
-from canary_numba.engines.cuda.fold import SourceShape
+from canary_numba.engines.cuda.fold_shapes import SourceShape
 from canary_numba.layout import CanaryLaunchTag, RealKvHashMode
 from canary_numba.plans import VerifyPlan, WritePlan
 from canary_numba.sources import flatten_source

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from canary_numba.engines.cuda.device import cuda, in_global_memory, in_place
-from canary_numba.engines.cuda.fold import TILE_WORDS, SourceShape, kernel_sources
+from canary_numba.engines.cuda.fold_shapes import TILE_WORDS, SourceShape, kernel_sources
 from canary_numba.engines.cuda.records import record_words, records_are_paired
 from canary_numba.sources import active_sources
 

@@ -20,12 +20,12 @@ from canary_numba.engines.cuda.device import (
     cuda_kernel,
     multiprocessors,
 )
-from canary_numba.engines.cuda.fold import (
+from canary_numba.engines.cuda.fold import make_real_kv_fold
+from canary_numba.engines.cuda.fold_shapes import (
     FOLD_CARVEOUT,
     SourceShape,
     block_threads,
     kernel_sources,
-    make_real_kv_fold,
     warp_tile_words,
 )
 from canary_numba.engines.cuda.launcher import PreparedLaunch

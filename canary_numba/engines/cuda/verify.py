@@ -26,13 +26,8 @@ from canary_numba.engines.cuda.device import (
     slot_hash,
     warp_sync,
 )
-from canary_numba.engines.cuda.fold import (
-    FOLD_CARVEOUT,
-    SourceShape,
-    block_threads,
-    make_real_kv_fold,
-    warp_tile_words,
-)
+from canary_numba.engines.cuda.fold import make_real_kv_fold
+from canary_numba.engines.cuda.fold_shapes import FOLD_CARVEOUT, SourceShape, block_threads, warp_tile_words
 from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.records import make_read_record
 from canary_numba.engines.cuda.ring import append_row, table_of
