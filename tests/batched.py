@@ -105,12 +105,19 @@ def left_by(contexts: Sequence[VerifyOrWriteContext], aggregate: ViolationAggreg
     return left
 
 
-def compare(engine: str, widths: Sequence[int], seed: int) -> None:
-    """Write and verify in one launch each on ``engine``, before and after damage, and compare."""
+def compare(engine: str, widths: Sequence[int], seed: int, *, one_buffer: bool = False) -> None:
+    """Write and verify in one call each on ``engine``, before and after damage, and compare.
+
+    ``one_buffer``: all contexts have the same records, so that the last one's stay.
+    """
     verify_plan, write_plan, inputs = step_of(seed)
     device = harness.device_of(engine)
     contexts = contexts_of(widths, seed)
     ours, theirs = copies(device, contexts), copies("cpu", contexts)
+    if one_buffer:
+        ours, theirs = (
+            tuple(replace(context, canary_buf=own[0].canary_buf) for context in own) for own in (ours, theirs)
+        )
     aggregates = [ViolationAggregate.allocate(device=where) for where in (device, "cpu")]
     plans = harness.copy_to(device, (verify_plan, write_plan))
     flat = harness.copy_to(device, inputs)

@@ -20,6 +20,10 @@ def test_as_one_after_the_other(name: str, engine: str) -> None:
         batched.compare(engine, batched.BATCHES[name], seed)
 
 
+def test_writers_of_one_buffer_go_one_after_the_other(engine: str) -> None:
+    batched.compare(engine, [32, 32], 0, one_buffer=True)
+
+
 def test_hashes_given_for_each(engine: str) -> None:
     verify_plan, write_plan, inputs = batched.step_of(0)
     contexts = batched.contexts_of([32, 32, 32], 0)

@@ -87,11 +87,18 @@ def operand_of(context: Any, *, widest: int = TILE_WORDS, hashes: torch.Tensor |
     return Operand(layout, context, kernel_sources(sources, buf.device), none if hashes is None else hashes)
 
 
-def in_batches(operands: Sequence[Operand]) -> list[list[Operand]]:
-    """Neighbours of one layout together, at most as many as a launch takes."""
+def _share_records(one: Operand, other: Operand) -> bool:
+    first, second = (operand.context.canary_buf for operand in (one, other))
+    # Of one layout, so of one size.
+    return abs(int(first.data_ptr()) - int(second.data_ptr())) < int(first.numel())
+
+
+def in_batches(operands: Sequence[Operand], *, writing: bool = False) -> list[list[Operand]]:
+    """Neighbours of one layout together, at most as many as a launch takes; writers of the same records apart."""
     batches: list[list[Operand]] = []
     for operand in operands:
-        if batches and len(batches[-1]) < _MOST and batches[-1][0].layout == operand.layout:
+        fits = bool(batches) and len(batches[-1]) < _MOST and batches[-1][0].layout == operand.layout
+        if fits and not (writing and any(_share_records(other, operand) for other in batches[-1])):
             batches[-1].append(operand)
         else:
             batches.append([operand])

@@ -83,4 +83,4 @@ class WriteLaunch(PreparedLaunch):
 def prepare_write(*, contexts: Sequence[Any], **arguments: Any) -> list[WriteLaunch]:
     """Prepare the launches for the arguments of :func:`canary_numba.launch.launch_canary_write_kernel`."""
     operands = [operand_of(context, widest=NARROW_TILE_WORDS) for context in contexts]
-    return [WriteLaunch(batch, arguments) for batch in in_batches(operands)]
+    return [WriteLaunch(batch, arguments) for batch in in_batches(operands, writing=True)]
