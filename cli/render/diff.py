@@ -10,8 +10,7 @@ from canary_cli.render.show import in_order
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from canary_numba.diff import DumpDiff
-    from canary_numba.diff_change import Change
+    from canary_numba.diff import Change, DumpDiff
 
 
 def render(diff: DumpDiff, before: str, after: str, *, color: bool | None, width: int | None = None) -> str:

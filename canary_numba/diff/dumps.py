@@ -1,4 +1,4 @@
-"""Two dumps of one server compared: what changed, and which changes a normal step explains.
+"""The comparison of two dumps, and what it finds.
 
 A step appends tokens, writes the records of slots that it allocated, frees slots, evicts from the prefix cache and from
 the sliding window, and computes retracted requests again. It changes nothing else of what a request or the prefix cache
@@ -16,9 +16,9 @@ import torch
 
 from canary_numba.diagnosis.chains import Int64s
 from canary_numba.diagnosis.view import Bools
-from canary_numba.diff_change import Change, numbers_of
-from canary_numba.diff_holders import POSITIONS, Holdings, cached_slots, holdings, inside, sound_nodes
-from canary_numba.diff_requests import compare_requests
+from canary_numba.diff.change import Change, numbers_of
+from canary_numba.diff.holders import POSITIONS, Holdings, cached_slots, holdings, inside, sound_nodes
+from canary_numba.diff.requests import compare_requests
 from canary_numba.dump.model import Dump, Group, Half
 from canary_numba.errors import ArgumentError
 from canary_numba.kv_hashes import hash_slots

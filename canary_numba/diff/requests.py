@@ -13,8 +13,8 @@ import numpy as np
 
 from canary_numba.diagnosis.chains import Int64s
 from canary_numba.diagnosis.view import Bools
-from canary_numba.diff_change import Change, numbers_of
-from canary_numba.diff_holders import POSITIONS, cached_row
+from canary_numba.diff.change import Change, numbers_of
+from canary_numba.diff.holders import POSITIONS, cached_row
 from canary_numba.dump.model import Dump
 from canary_numba.layout import CANARY_FIELD_POSITION, CANARY_FIELD_PREV_HASH, CANARY_FIELD_TOKEN
 
