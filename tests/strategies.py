@@ -235,7 +235,7 @@ def write_cases(draw: DrawFn) -> WriteCase:
         free = [slot for slot, owner in enumerate(owners) if owner == num_reqs]
         slot = st.sampled_from(own) | st.sampled_from(own) | outside if own else outside
         seed = st.sampled_from(own + free) | outside if own + free else outside
-        flat += draw(st.lists(slot, max_size=6))
+        flat += draw(st.lists(slot, max_size=9))
         offsets.append(len(flat))
         seeds.append(draw(seed))
     spare = draw(st.integers(0 if num_reqs else 1, 2))

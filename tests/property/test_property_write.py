@@ -7,14 +7,15 @@ from typing import Any
 
 import harness
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import strategies
 import torch
 from hypothesis import given
 from strategies import WriteCase, int32_cell, int64_tensor
 
-from canary_numba.context import VerifyOrWriteContext, ViolationAggregate, ViolationLog
-from canary_numba.layout import CanaryLaunchTag
+from canary_numba.context import RealKvSource, VerifyOrWriteContext, ViolationAggregate, ViolationLog
+from canary_numba.layout import CanaryLaunchTag, RealKvHashMode
 from canary_numba.plans import WritePlan
 
 
@@ -171,6 +172,52 @@ def test_a_buffer_without_slots(engine: str) -> None:
     plan, inputs = one_request([0, -1, 3], seed=0)
     outcome, _ = harness.check_write(engine, empty_context(0), plan, inputs)
     assert [row[7] for row in outcome.rows] == [128, 64, 64]
+
+
+@pytest.mark.parametrize("with_bytes", [False, True])
+def test_requests_of_few_tokens_beside_long_ones(engine: str, with_bytes: bool) -> None:
+    """As a server's batches are: hundreds of requests decode while some prefill."""
+    random = np.random.default_rng(0)
+    lengths = random.choice([0, 1, 1, 1, 2, 4, 5, 6, 40], size=400)
+    lengths[[3, 250]] = 300
+    total = int(lengths.sum())
+    num_slots = total + 400
+    slots = random.permutation(num_slots)[:total]
+    slots[random.choice(total, 30, replace=False)] = random.choice([-1, -5, num_slots, 2**62], 30)
+    context = empty_context(num_slots)
+    if with_bytes:
+        rows = torch.from_numpy(random.integers(0, 256, (num_slots, 48), dtype=np.uint8))
+        source = RealKvSource(tensor=rows, page_size=1, num_bytes_per_token=48, read_bytes=48)
+        context = replace(context, real_kv_sources=(source,), real_kv_hash_mode=RealKvHashMode.ALL)
+    # The seeds are the slots that are not written to, and some that no pool has.
+    seeds = np.setdiff1d(np.arange(num_slots), slots)[:400]
+    seeds[random.choice(400, 40, replace=False)] = random.choice([-1, num_slots, 2**63 - 1], 40)
+    stamped = torch.from_numpy(random.integers(0, 2**40, (num_slots, 4)))
+    context.canary_buf.view(torch.int64).copy_(stamped)
+    context.enable_chain_position_assert.fill_(1)
+    before = np.where((seeds >= 0) & (seeds < num_slots), stamped[np.clip(seeds, 0, num_slots - 1), 1], 0)
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = np.repeat(before + 1, lengths) + np.arange(total) - starts
+    positions[random.choice(total, 20, replace=False)] += 1
+    plan = WritePlan(
+        write_offsets=torch.tensor([0, *lengths.tolist()]).cumsum(0),
+        write_seed_slot_indices=torch.from_numpy(seeds),
+        write_num_valid_reqs=int32_cell(400),
+    )
+    tokens = torch.from_numpy(random.integers(0, 2**31, total))
+    expected = tokens.clone()
+    expected[torch.from_numpy(random.choice(total, 20, replace=False))] += 1
+    inputs = {
+        "input_ids": tokens,
+        "positions": torch.from_numpy(positions),
+        "out_cache_loc": torch.from_numpy(slots),
+        "enable_write_input_assert": True,
+        "expected_input_tokens": expected,
+        "expected_input_positions": torch.from_numpy(positions.copy()),
+    }
+    aggregate = ViolationAggregate.allocate(device="cpu")
+    outcome, _ = harness.check_write(engine, context, plan, inputs, aggregate=aggregate)
+    assert {bits for *_, bits in outcome.rows} >= {8, 16, 64, 128}
 
 
 def test_long_chains_of_many_requests(engine: str) -> None:

@@ -219,6 +219,28 @@ class TestLongRequests:
         assert 64 in [row[7] for row in outcome.rows]
 
 
+class TestRequestsOfFewTokens:
+    """A lane each, whatever stands between them."""
+
+    @pytest.mark.parametrize("with_source", [False, True])
+    def test_beside_longer_ones(self, with_source: bool, engine: str) -> None:
+        lengths = [1, 0, 4, 5, 1, 2, 0, 7, *[0, 0, 0, 1] * 7, 6]
+        slots = iter(range(1, SLOTS))
+        chains = [[next(slots) for _ in range(length)] for length in lengths]
+        seeds = [[-1, SLOTS - 1, SLOTS, -3, 2**63 - 1][i % 5] for i in range(len(lengths))]
+        plan, inputs = requests(chains, seeds=seeds)
+        inputs["out_cache_loc"][[2, 20, 30]] = int64_tensor([-1, SLOTS + 9, 2**63 - 1])
+        inputs["positions"][4] += 1
+        inputs["enable_write_input_assert"] = True
+        inputs["expected_input_tokens"] = inputs["input_ids"] + (torch.arange(len(inputs["input_ids"])) % 9 == 0)
+        inputs["expected_input_positions"] = inputs["positions"].clone()
+        sources = (FOLDS["pairs_small_tile"][0],) if with_source else ()
+        context = write_context(SLOTS, sources=sources)
+        aggregate = ViolationAggregate.allocate(device="cpu")
+        outcome, _ = harness.check_write(engine, context, plan, inputs, aggregate=aggregate)
+        assert {row[7] for row in outcome.rows} >= {8, 64, 128}
+
+
 class TestOddOffsets:
     @pytest.mark.parametrize(
         "offsets",

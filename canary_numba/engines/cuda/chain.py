@@ -6,6 +6,8 @@ special; then all lanes walk the same 32 steps, the hash before each token goes 
 their 32 records together. Addresses and stores between the steps would cost as much as the steps do. 32 tokens with
 anything special among them (a skipped slot, one named twice, a failed assert) go down a careful path instead, where
 lane 0 does everything in order.
+
+A request of few tokens, as every request is when it decodes, is a lane's: 32 of them wait for memory together.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from canary_numba.engines.cuda.chain_walks import make_walk_careful, make_walk_plain
+from canary_numba.engines.cuda.chain_walks import make_step_careful, make_walk_careful, make_walk_plain
 from canary_numba.engines.cuda.device import WARP, cuda, device_function, first_shift, shares_key, slot_hash, warp_sync
 from canary_numba.engines.cuda.records import make_read_record, make_store_link
 from canary_numba.engines.cuda.ring import append_row
 from canary_numba.layout import FailReason
 from canary_numba.mixing import CHAIN_HEAD_HASH
 
+FEW = 4
+"""Tokens up to which a request is one lane's."""
 _PREV_RANGE = int(FailReason.VERIFY_PREV_SLOT_OUT_OF_RANGE)
 
 _ZERO = np.uint64(0)
@@ -29,6 +33,97 @@ _ONE = np.uint64(1)
 _TWO = np.uint64(2)
 _FOUR = np.uint64(4)
 _LANES = np.uint64(WARP)
+
+
+def _make_begin_chain(paired: bool) -> Any:
+    read_record = make_read_record(paired)
+
+    @device_function
+    def begin_chain(
+        records: Any,
+        stride: Any,
+        num_slots: Any,
+        begin: Any,
+        end: Any,
+        seed: Any,
+        kind: Any,
+        ring: Any,
+        write_index: Any,
+        aggregate: Any,
+        reports: Any,
+    ) -> Any:
+        """Hash and position that a chain starts from, and whether a record gave them; ``reports`` a seed beyond all."""
+        if 0 <= seed < num_slots and begin < end:
+            token, position, prev_hash, _ = read_record(records, np.uint64(seed) * stride)
+            return slot_hash(prev_hash, token, position), np.int64(position), True
+        if seed >= num_slots and begin < end and reports:
+            append_row(ring, write_index, aggregate, begin, kind, seed, 0, 0, -1, _ZERO, CHAIN_HEAD_HASH, _PREV_RANGE)
+        return CHAIN_HEAD_HASH, np.int64(0), False
+
+    return begin_chain
+
+
+@lru_cache(maxsize=8)
+def make_walk_few(paired: bool, keep_real_hash: bool) -> Any:
+    """Build the device function by which one lane writes the chain of a request, of few tokens for speed.
+
+    ``paired`` and ``keep_real_hash`` as for :func:`make_walk_request`; it returns the entries with a slot >= 0.
+    """
+    begin_chain = _make_begin_chain(paired)
+    step_careful = make_step_careful(make_store_link(paired, keep_real_hash))
+
+    @device_function
+    def walk_few(
+        records: Any,
+        stride: Any,
+        num_slots: Any,
+        begin: Any,
+        end: Any,
+        seed: Any,
+        tokens: Any,
+        positions: Any,
+        slots: Any,
+        expected_tokens: Any,
+        expected_positions: Any,
+        assert_input: Any,
+        assert_chain: Any,
+        kind: Any,
+        ring: Any,
+        write_index: Any,
+        aggregate: Any,
+    ) -> Any:
+        counted = np.int64(0)
+        h, last_position, chained = begin_chain(
+            records, stride, num_slots, begin, end, seed, kind, ring, write_index, aggregate, True
+        )
+        entry = begin
+        while entry < end:
+            slot = np.int64(slots[entry])
+            if slot >= 0:
+                counted += 1
+            h, last_position = step_careful(
+                records,
+                stride,
+                num_slots,
+                entry,
+                slot,
+                np.int64(tokens[entry]),
+                np.int64(positions[entry]),
+                h,
+                last_position,
+                expected_tokens,
+                expected_positions,
+                assert_input,
+                chained and assert_chain,
+                kind,
+                ring,
+                write_index,
+                aggregate,
+            )
+            entry += 1
+        return counted
+
+    return walk_few
 
 
 @lru_cache(maxsize=8)
@@ -50,7 +145,7 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
         ``staged_slot`` (int64 a thread) and ``state`` (4 uint64 a warp: hash and position that the careful path
         ends with, and whether it must be taken) are the block's shared memory.
     """
-    read_record = make_read_record(paired)
+    begin_chain = _make_begin_chain(paired)
     store_link = make_store_link(paired, keep_real_hash)
     walk_plain = make_walk_plain(store_link)
     walk_careful = make_walk_careful(store_link)
@@ -84,17 +179,10 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
         warp = thread // _LANES
         first = warp * _LANES
         counted = np.int64(0)
-        chained = 0 <= seed < num_slots and begin < end
+        h, last_position, chained = begin_chain(
+            records, stride, num_slots, begin, end, seed, kind, ring, write_index, aggregate, lane == _ZERO
+        )
         check_chain = chained and assert_chain
-        h = CHAIN_HEAD_HASH
-        last_position = np.int64(0)
-        if chained:
-            s_token, s_position, s_hash, _ = read_record(records, np.uint64(seed) * stride)
-            h = slot_hash(s_hash, s_token, s_position)
-            last_position = np.int64(s_position)
-        if seed >= num_slots and begin < end and lane == _ZERO:
-            append_row(ring, write_index, aggregate, begin, kind, seed, 0, 0, -1, _ZERO, CHAIN_HEAD_HASH, _PREV_RANGE)
-
         entry = begin + np.int64(lane)
         next_slot = np.int64(-1)
         next_token = np.int64(0)

@@ -1,4 +1,7 @@
-"""The two ways to walk 32 staged tokens: all lanes together at full speed, or one lane with an eye on everything."""
+"""The two ways to walk 32 staged tokens: all lanes together at full speed, or one lane with an eye on everything.
+
+The careful step of one token also serves requests of few tokens, a lane each.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +81,90 @@ def make_walk_plain(store_link: Any) -> Any:
     return walk_plain
 
 
+def make_step_careful(store_link: Any) -> Any:
+    """Build the device function by which one lane writes one token of any kind, the ``entry``-th of all.
+
+    It takes and returns the hash and the position before. A negative slot leaves both as they are.
+    """
+
+    @device_function
+    def step_careful(
+        records: Any,
+        stride: Any,
+        num_slots: Any,
+        entry: Any,
+        slot: Any,
+        token: Any,
+        position: Any,
+        h: Any,
+        last_position: Any,
+        expected_tokens: Any,
+        expected_positions: Any,
+        assert_input: Any,
+        check_chain: Any,
+        kind: Any,
+        ring: Any,
+        write_index: Any,
+        aggregate: Any,
+    ) -> Any:
+        if slot < 0:
+            return h, last_position
+        expected_token = token
+        expected_position = position
+        bits = 0
+        if assert_input:
+            expected_token = np.int64(expected_tokens[entry])
+            expected_position = np.int64(expected_positions[entry])
+            if token != expected_token:
+                bits |= _WRITE_TOKEN
+            if position != expected_position:
+                bits |= _WRITE_POSITION
+        if slot >= num_slots:
+            bits |= _SLOT_RANGE
+        if bits != 0:
+            append_row(
+                ring,
+                write_index,
+                aggregate,
+                entry,
+                kind,
+                slot,
+                position,
+                token,
+                expected_token,
+                h,
+                expected_position,
+                bits,
+            )
+        if slot >= num_slots:
+            return h, last_position
+        if check_chain and position != last_position + 1:
+            append_row(
+                ring,
+                write_index,
+                aggregate,
+                entry,
+                kind,
+                slot,
+                position,
+                token,
+                token,
+                h,
+                last_position + 1,
+                _WRITE_POSITION,
+            )
+        store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), h)
+        return slot_hash(h, np.uint64(token), np.uint64(position)), position
+
+    return step_careful
+
+
 def make_walk_careful(store_link: Any) -> Any:
     """Build the device function by which one lane walks ``count`` staged tokens of any kind.
 
     It takes and returns the hash and the position before; ``base`` is the flat index of the first.
     """
+    step_careful = make_step_careful(store_link)
 
     @device_function
     def walk_careful(
@@ -107,59 +189,25 @@ def make_walk_careful(store_link: Any) -> Any:
     ) -> Any:
         for k in range(count):
             at = first + np.uint64(k)
-            entry = base + k
-            slot = staged_slot[at]
-            if slot < 0:
-                continue
-            token = np.int64(staged[_TWO * at])
-            position = np.int64(staged[_TWO * at + _ONE])
-            expected_token = token
-            expected_position = position
-            bits = 0
-            if assert_input:
-                expected_token = np.int64(expected_tokens[entry])
-                expected_position = np.int64(expected_positions[entry])
-                if token != expected_token:
-                    bits |= _WRITE_TOKEN
-                if position != expected_position:
-                    bits |= _WRITE_POSITION
-            if slot >= num_slots:
-                bits |= _SLOT_RANGE
-            if bits != 0:
-                append_row(
-                    ring,
-                    write_index,
-                    aggregate,
-                    entry,
-                    kind,
-                    slot,
-                    position,
-                    token,
-                    expected_token,
-                    h,
-                    expected_position,
-                    bits,
-                )
-            if slot >= num_slots:
-                continue
-            if check_chain and position != last_position + 1:
-                append_row(
-                    ring,
-                    write_index,
-                    aggregate,
-                    entry,
-                    kind,
-                    slot,
-                    position,
-                    token,
-                    token,
-                    h,
-                    last_position + 1,
-                    _WRITE_POSITION,
-                )
-            store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), h)
-            h = slot_hash(h, np.uint64(token), np.uint64(position))
-            last_position = position
+            h, last_position = step_careful(
+                records,
+                stride,
+                num_slots,
+                base + k,
+                staged_slot[at],
+                np.int64(staged[_TWO * at]),
+                np.int64(staged[_TWO * at + _ONE]),
+                h,
+                last_position,
+                expected_tokens,
+                expected_positions,
+                assert_input,
+                check_chain,
+                kind,
+                ring,
+                write_index,
+                aggregate,
+            )
         return h, last_position
 
     return walk_careful

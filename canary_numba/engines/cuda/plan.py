@@ -19,8 +19,8 @@ import torch
 from canary_numba.engines.cuda.device import BLOCK_THREADS, SIMULATED, multiprocessors
 from canary_numba.engines.cuda.launcher import PreparedLaunch
 from canary_numba.engines.cuda.plan_kernels import (
+    LEAST_TILE,
     MAX_CHUNKS,
-    TILE_ENTRIES,
     make_plan_entries_kernel,
     plan_chunks_kernel,
 )
@@ -64,7 +64,7 @@ class PlanLaunches:
             self._device,
             self._chunk_arguments(arguments, shift, *scratch),
         )
-        entry_blocks = -(-verify_plan.verify_slot_indices.shape[0] // TILE_ENTRIES)
+        entry_blocks = -(-verify_plan.verify_slot_indices.shape[0] // LEAST_TILE)
         request_blocks = -(-write_plan.write_offsets.shape[0] // BLOCK_THREADS)
         blocks = max(1, min(max(entry_blocks, request_blocks), multiprocessors(self._device) * _BLOCKS))
         paired = all(entries.data_ptr() % 16 == 0 for entries in _entries_of(verify_plan))

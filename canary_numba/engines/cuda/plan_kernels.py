@@ -28,7 +28,9 @@ _BASES = MAX_CHUNKS + 1
 _NONE = np.int64(-1)
 _NOT_ONE = np.int64(-2)
 _ONE = np.uint64(1)
-TILE_ENTRIES = 8 * BLOCK_THREADS
+LEAST_TILE = 2 * BLOCK_THREADS
+"""Entries that are worth a block of their own: two a thread."""
+_LEAST_TILE = np.int64(LEAST_TILE)
 
 
 @cuda.jit
@@ -206,67 +208,70 @@ def make_plan_entries_kernel(paired: bool) -> Any:
         table_starts = cuda.shared.array(BLOCK_THREADS, int64)
         pool_starts = cuda.shared.array(BLOCK_THREADS, int64)
         known = cuda.shared.array(BLOCK_THREADS, int64)
-        tile = np.int64(cuda.blockIdx.x) * np.int64(TILE_ENTRIES)
-        while tile < total:
-            end = min(tile + np.int64(TILE_ENTRIES), total)
-            r = find_request(verify_starts, verify_bases, shift, bs, tile)
-            done = tile
-            while done < end:
-                mine = r + thread
-                begun = 0
-                if mine < bs:
-                    row = rows[mine]
-                    start = verify_start(verify_starts, verify_bases, shift, mine)
-                    if start < end:
-                        begun = 1
-                    starts[thread] = np.int32(min(max(start - tile, np.int64(0)), np.int64(TILE_ENTRIES)))
-                    shifts[thread] = window_start(effective_prefix(row, prefix_lens[mine], width), window) - start
-                    table_starts[thread] = row_start(table_stride, table_rows, row)
-                    pool_starts[thread] = np.int64(-1)
-                    if has_pool != 0:
-                        pool_starts[thread] = row_start(pool_stride, pool_rows, row)
-                        known[thread] = min(valid_lens[mine], pool_width)
-                count = np.int32(cuda.syncthreads_count(begun))
-                upto = end
-                if count == BLOCK_THREADS and r + np.int64(BLOCK_THREADS) < bs:
-                    upto = min(verify_start(verify_starts, verify_bases, shift, r + np.int64(BLOCK_THREADS)), end)
-                near = np.int32(0)
-                # Two entries a thread: they share a request as a rule, and the first is the second's predecessor.
-                entry = (done & _NOT_ONE) + 2 * thread
-                while entry < upto:
-                    has_first = entry >= done
-                    has_second = entry + 1 < upto
-                    slot, token, position, prev = _NONE, _NONE, _NONE, _NONE
-                    if has_first:
-                        near = find_start(starts, near, count, np.int32(entry - tile))
-                        at = np.uint32(near)
-                        position = entry + shifts[at]
-                        if position > 0:
-                            prev = lookup_slot(table, table_starts[at], width, position - 1, mapping, has_mapping)
-                        slot = lookup_slot(table, table_starts[at], width, position, mapping, has_mapping)
-                        token = lookup_token(pool, pool_starts[at], known[at], position + token_offset)
-                    next_slot, next_token, next_position, next_prev = _NONE, _NONE, _NONE, _NONE
-                    if has_second:
-                        owner = near
-                        while np.int32(near + 1) < count and starts[np.uint32(near + 1)] <= np.int32(entry + 1 - tile):
-                            near = np.int32(near + 1)
-                        at = np.uint32(near)
-                        next_position = entry + 1 + shifts[at]
-                        if has_first and owner == near:
-                            next_prev = slot
-                        elif next_position > 0:
-                            before = next_position - 1
-                            next_prev = lookup_slot(table, table_starts[at], width, before, mapping, has_mapping)
-                        next_slot = lookup_slot(table, table_starts[at], width, next_position, mapping, has_mapping)
-                        next_token = lookup_token(pool, pool_starts[at], known[at], next_position + token_offset)
-                    put(out_slots, entry, slot, next_slot, has_first, has_second)
-                    put(out_tokens, entry, token, next_token, has_first, has_second)
-                    put(out_positions, entry, position, next_position, has_first, has_second)
-                    put(out_prevs, entry, prev, next_prev, has_first, has_second)
-                    entry += 2 * np.int64(BLOCK_THREADS)
-                cuda.syncthreads()
-                done = upto
-                r += np.int64(BLOCK_THREADS)
-            tile += np.int64(cuda.gridDim.x) * np.int64(TILE_ENTRIES)
+        # A tile a block, all of one size; whole least tiles, so that it begins at an even entry.
+        share = (total + np.int64(cuda.gridDim.x) - 1) // np.int64(cuda.gridDim.x)
+        tile_entries = (share + _LEAST_TILE - 1) // _LEAST_TILE * _LEAST_TILE
+        tile = np.int64(cuda.blockIdx.x) * tile_entries
+        if tile >= total:
+            return
+        end = min(tile + tile_entries, total)
+        r = find_request(verify_starts, verify_bases, shift, bs, tile)
+        done = tile
+        while done < end:
+            mine = r + thread
+            begun = 0
+            if mine < bs:
+                row = rows[mine]
+                start = verify_start(verify_starts, verify_bases, shift, mine)
+                if start < end:
+                    begun = 1
+                starts[thread] = np.int32(min(max(start - tile, np.int64(0)), tile_entries))
+                shifts[thread] = window_start(effective_prefix(row, prefix_lens[mine], width), window) - start
+                table_starts[thread] = row_start(table_stride, table_rows, row)
+                pool_starts[thread] = np.int64(-1)
+                if has_pool != 0:
+                    pool_starts[thread] = row_start(pool_stride, pool_rows, row)
+                    known[thread] = min(valid_lens[mine], pool_width)
+            count = np.int32(cuda.syncthreads_count(begun))
+            upto = end
+            if count == BLOCK_THREADS and r + np.int64(BLOCK_THREADS) < bs:
+                upto = min(verify_start(verify_starts, verify_bases, shift, r + np.int64(BLOCK_THREADS)), end)
+            near = np.int32(0)
+            # Two entries a thread: they share a request as a rule, and the first is the second's predecessor.
+            entry = (done & _NOT_ONE) + 2 * thread
+            while entry < upto:
+                has_first = entry >= done
+                has_second = entry + 1 < upto
+                slot, token, position, prev = _NONE, _NONE, _NONE, _NONE
+                if has_first:
+                    near = find_start(starts, near, count, np.int32(entry - tile))
+                    at = np.uint32(near)
+                    position = entry + shifts[at]
+                    if position > 0:
+                        prev = lookup_slot(table, table_starts[at], width, position - 1, mapping, has_mapping)
+                    slot = lookup_slot(table, table_starts[at], width, position, mapping, has_mapping)
+                    token = lookup_token(pool, pool_starts[at], known[at], position + token_offset)
+                next_slot, next_token, next_position, next_prev = _NONE, _NONE, _NONE, _NONE
+                if has_second:
+                    owner = near
+                    while np.int32(near + 1) < count and starts[np.uint32(near + 1)] <= np.int32(entry + 1 - tile):
+                        near = np.int32(near + 1)
+                    at = np.uint32(near)
+                    next_position = entry + 1 + shifts[at]
+                    if has_first and owner == near:
+                        next_prev = slot
+                    elif next_position > 0:
+                        before = next_position - 1
+                        next_prev = lookup_slot(table, table_starts[at], width, before, mapping, has_mapping)
+                    next_slot = lookup_slot(table, table_starts[at], width, next_position, mapping, has_mapping)
+                    next_token = lookup_token(pool, pool_starts[at], known[at], next_position + token_offset)
+                put(out_slots, entry, slot, next_slot, has_first, has_second)
+                put(out_tokens, entry, token, next_token, has_first, has_second)
+                put(out_positions, entry, position, next_position, has_first, has_second)
+                put(out_prevs, entry, prev, next_prev, has_first, has_second)
+                entry += 2 * np.int64(BLOCK_THREADS)
+            cuda.syncthreads()
+            done = upto
+            r += np.int64(BLOCK_THREADS)
 
     return plan_entries_kernel

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from canary_numba.engines.cuda.batch import BatchArguments, Layout, Operand, in_batches, operand_of
+from canary_numba.engines.cuda.chain import FEW
 from canary_numba.engines.cuda.device import WARP, multiprocessors
 from canary_numba.engines.cuda.fold_shapes import NARROW_TILE_WORDS, block_threads
 from canary_numba.engines.cuda.launcher import PreparedLaunch
@@ -27,13 +28,15 @@ def _bound(flat: Sequence[torch.Tensor | None]) -> list[Any]:
 
 
 def _blocks(layout: Layout, requests: int, tokens: int, device: torch.device) -> int:
-    # A block a request as far as they go: two chains on one multiprocessor would share its issue slots.
-    blocks = max(1, min(requests, multiprocessors(device) * 4))
+    # No more requests than this have more than a few tokens; of the others a warp takes 32.
+    chains = min(requests, tokens // (FEW + 1) + -(-requests // WARP))
+    # A block a chain as far as they go: two chains on one multiprocessor would share its issue slots.
+    blocks = max(1, min(chains, multiprocessors(device) * 4))
     if not layout.shapes:
         return blocks
     # A warp for each chain and for each 32 tokens to fold, as far as they go; two at least, one of each kind.
     threads = block_threads(layout.shapes)
-    wanted = max(2, requests + -(-tokens // WARP))
+    wanted = max(2, chains + -(-tokens // WARP))
     return max(blocks, min(-(-wanted * WARP // threads), multiprocessors(device) * 1024 // threads))
 
 

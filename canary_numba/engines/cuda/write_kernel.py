@@ -1,9 +1,10 @@
 """The write kernel: some warps walk the chains while the others fold the K/V bytes.
 
 PREV_HASH is serial along a request, REAL_KV_HASH depends on nothing but the slot's bytes. So both run side by side in
-one launch: chain warps (:mod:`canary_numba.engines.cuda.chain`) take a request each and fill three fields of its
-records, fold warps (:mod:`canary_numba.engines.cuda.fold`) take 32 tokens of whatever requests and fill the fourth.
-Chain warps are spread over the blocks, one to a multiprocessor first, since two on one would share its issue slots.
+one launch: chain warps (:mod:`canary_numba.engines.cuda.chain`) take a request each, or 32 of few tokens, and fill
+three fields of its records, fold warps (:mod:`canary_numba.engines.cuda.fold`) take 32 tokens of whatever requests and
+fill the fourth. Chain warps are spread over the blocks, one to a multiprocessor first, since two on one would share its
+issue slots.
 
 Bytes moved per token: 24 of token, position and slot, 32 of record, ``read_bytes`` of each source.
 """
@@ -17,7 +18,7 @@ import numpy as np
 from numba import int64, uint64
 
 from canary_numba.engines.cuda.batch import make_picks
-from canary_numba.engines.cuda.chain import make_walk_request
+from canary_numba.engines.cuda.chain import FEW, make_walk_few, make_walk_request
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
@@ -32,6 +33,7 @@ FLAG_ASSERT_INPUT = 1
 _CARVEOUT = 44
 """Percent of shared memory: fewer fold warps than elsewhere, since chain warps need the issue slots more."""
 
+_FEW = np.int64(FEW)
 _ZERO = np.uint64(0)
 _THREE = np.uint64(3)
 _LANES = np.uint64(WARP)
@@ -122,6 +124,7 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int)
     """Build the write kernel for ``count`` contexts with sources of these shapes, for paired records or not."""
     pick, pick_number = make_picks(count)
     has_sources = len(shapes) > 0
+    walk_few = make_walk_few(paired, has_sources)
     walk_request = make_walk_request(paired, has_sources)
     fold_tokens = _make_fold_tokens(shapes)
     threads = block_threads(shapes)
@@ -198,33 +201,60 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int)
                     rows,
                 )
                 return
+        assert_input = (flags & FLAG_ASSERT_INPUT) != 0
+        assert_chain = chain_assert[0] != 0
         counted = np.int64(0)
+        request = warp_index * np.int64(WARP) + np.int64(cuda.threadIdx.x % WARP)
+        while request < num_reqs:
+            begin, end = clamp_range(offsets, request, num_tokens)
+            if end - begin <= _FEW:
+                counted += walk_few(
+                    records,
+                    stride,
+                    num_slots,
+                    begin,
+                    end,
+                    seeds[request],
+                    tokens,
+                    positions,
+                    slots,
+                    expected_tokens,
+                    expected_positions,
+                    assert_input,
+                    assert_chain,
+                    kind,
+                    ring,
+                    write_index,
+                    aggregate,
+                )
+            request += chain_warps * np.int64(WARP)
         request = warp_index
         while request < num_reqs:
             begin, end = clamp_range(offsets, request, num_tokens)
-            counted += walk_request(
-                records,
-                stride,
-                num_slots,
-                begin,
-                end,
-                seeds[request],
-                tokens,
-                positions,
-                slots,
-                expected_tokens,
-                expected_positions,
-                (flags & FLAG_ASSERT_INPUT) != 0,
-                chain_assert[0] != 0,
-                kind,
-                ring,
-                write_index,
-                aggregate,
-                staged,
-                staged_shifts,
-                staged_slot,
-                state,
-            )
+            if end - begin > _FEW:
+                counted += walk_request(
+                    records,
+                    stride,
+                    num_slots,
+                    begin,
+                    end,
+                    seeds[request],
+                    tokens,
+                    positions,
+                    slots,
+                    expected_tokens,
+                    expected_positions,
+                    assert_input,
+                    assert_chain,
+                    kind,
+                    ring,
+                    write_index,
+                    aggregate,
+                    staged,
+                    staged_shifts,
+                    staged_slot,
+                    state,
+                )
             request += chain_warps
         if counted > 0:
             cuda.atomic.add(pick(slot_runs), 0, counted)
