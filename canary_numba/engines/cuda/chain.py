@@ -39,25 +39,13 @@ def _make_begin_chain(paired: bool) -> Any:
     read_record = make_read_record(paired)
 
     @device_function
-    def begin_chain(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
-        begin: Any,
-        end: Any,
-        seed: Any,
-        kind: Any,
-        ring: Any,
-        write_index: Any,
-        aggregate: Any,
-        reports: Any,
-    ) -> Any:
+    def begin_chain(pool: Any, log: Any, begin: Any, end: Any, seed: Any, reports: Any) -> Any:
         """Hash and position that a chain starts from, and whether a record gave them; ``reports`` a seed beyond all."""
-        if 0 <= seed < num_slots and begin < end:
-            token, position, prev_hash, _ = read_record(records, np.uint64(seed) * stride)
+        if 0 <= seed < pool.num_slots and begin < end:
+            token, position, prev_hash, _ = read_record(pool.records, np.uint64(seed) * pool.stride)
             return slot_hash(prev_hash, token, position), np.int64(position), True
-        if seed >= num_slots and begin < end and reports:
-            append_row(ring, write_index, aggregate, begin, kind, seed, 0, 0, -1, _ZERO, CHAIN_HEAD_HASH, _PREV_RANGE)
+        if seed >= pool.num_slots and begin < end and reports:
+            append_row(log, begin, seed, 0, 0, -1, _ZERO, CHAIN_HEAD_HASH, _PREV_RANGE)
         return CHAIN_HEAD_HASH, np.int64(0), False
 
     return begin_chain
@@ -73,52 +61,19 @@ def make_walk_few(paired: bool, keep_real_hash: bool) -> Any:
     step_careful = make_step_careful(make_store_link(paired, keep_real_hash))
 
     @device_function
-    def walk_few(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
-        begin: Any,
-        end: Any,
-        seed: Any,
-        tokens: Any,
-        positions: Any,
-        slots: Any,
-        expected_tokens: Any,
-        expected_positions: Any,
-        assert_input: Any,
-        assert_chain: Any,
-        kind: Any,
-        ring: Any,
-        write_index: Any,
-        aggregate: Any,
-    ) -> Any:
+    def walk_few(pool: Any, given: Any, log: Any, begin: Any, end: Any, seed: Any, assert_chain: Any) -> Any:
         counted = np.int64(0)
-        h, last_position, chained = begin_chain(
-            records, stride, num_slots, begin, end, seed, kind, ring, write_index, aggregate, True
-        )
+        h, last_position, chained = begin_chain(pool, log, begin, end, seed, True)
+        check_chain = chained and assert_chain
         entry = begin
         while entry < end:
-            slot = np.int64(slots[entry])
+            slot = np.int64(given.slots[entry])
             if slot >= 0:
                 counted += 1
+            token = np.int64(given.tokens[entry])
+            position = np.int64(given.positions[entry])
             h, last_position = step_careful(
-                records,
-                stride,
-                num_slots,
-                entry,
-                slot,
-                np.int64(tokens[entry]),
-                np.int64(positions[entry]),
-                h,
-                last_position,
-                expected_tokens,
-                expected_positions,
-                assert_input,
-                chained and assert_chain,
-                kind,
-                ring,
-                write_index,
-                aggregate,
+                pool, given, log, entry, slot, token, position, h, last_position, check_chain
             )
             entry += 1
         return counted
@@ -152,23 +107,13 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
 
     @device_function
     def walk_request(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
+        pool: Any,
+        given: Any,
+        log: Any,
         begin: Any,
         end: Any,
         seed: Any,
-        tokens: Any,
-        positions: Any,
-        slots: Any,
-        expected_tokens: Any,
-        expected_positions: Any,
-        assert_input: Any,
         assert_chain: Any,
-        kind: Any,
-        ring: Any,
-        write_index: Any,
-        aggregate: Any,
         staged: Any,
         staged_shifts: Any,
         staged_slot: Any,
@@ -179,18 +124,16 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
         warp = thread // _LANES
         first = warp * _LANES
         counted = np.int64(0)
-        h, last_position, chained = begin_chain(
-            records, stride, num_slots, begin, end, seed, kind, ring, write_index, aggregate, lane == _ZERO
-        )
+        h, last_position, chained = begin_chain(pool, log, begin, end, seed, lane == _ZERO)
         check_chain = chained and assert_chain
         entry = begin + np.int64(lane)
         next_slot = np.int64(-1)
         next_token = np.int64(0)
         next_position = np.int64(0)
         if entry < end:
-            next_slot = np.int64(slots[entry])
-            next_token = np.int64(tokens[entry])
-            next_position = np.int64(positions[entry])
+            next_slot = np.int64(given.slots[entry])
+            next_token = np.int64(given.tokens[entry])
+            next_position = np.int64(given.positions[entry])
         base = begin
         while base < end:
             slot = next_slot
@@ -211,9 +154,9 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
             # The loads of the next 32 are under way while these are walked.
             entry = base + np.int64(lane)
             if entry + np.int64(WARP) < end:
-                next_slot = np.int64(slots[entry + np.int64(WARP)])
-                next_token = np.int64(tokens[entry + np.int64(WARP)])
-                next_position = np.int64(positions[entry + np.int64(WARP)])
+                next_slot = np.int64(given.slots[entry + np.int64(WARP)])
+                next_token = np.int64(given.tokens[entry + np.int64(WARP)])
+                next_position = np.int64(given.positions[entry + np.int64(WARP)])
             # An entry that needs more than a store and a step sends its 32 down the careful path.
             if entry < end:
                 if slot >= 0:
@@ -221,39 +164,20 @@ def make_walk_request(paired: bool, keep_real_hash: bool) -> Any:
                 previous = last_position
                 if lane > _ZERO:
                     previous = np.int64(staged[_TWO * thread - _ONE])
-                plain = 0 <= slot < num_slots and not (check_chain and position != previous + 1)
-                if plain and assert_input:
-                    plain = token == expected_tokens[entry] and position == expected_positions[entry]
+                plain = 0 <= slot < pool.num_slots and not (check_chain and position != previous + 1)
+                if plain and given.assert_input:
+                    plain = token == given.expected_tokens[entry] and position == given.expected_positions[entry]
                 # Stores of one slot by two lanes would land in any order.
                 if repeated or not plain:
                     state[_FOUR * warp + _TWO] = _ONE
             warp_sync()
             if state[_FOUR * warp + _TWO] == _ZERO:
-                h = walk_plain(
-                    records, stride, staged, staged_shifts, first, np.uint64(count), lane, slot, token, position, h
-                )
+                h = walk_plain(pool, staged, staged_shifts, first, np.uint64(count), lane, slot, token, position, h)
                 last_position = np.int64(staged[_TWO * (first + np.uint64(count)) - _ONE])
             else:
                 if lane == _ZERO:
                     h, last_position = walk_careful(
-                        records,
-                        stride,
-                        num_slots,
-                        staged,
-                        staged_slot,
-                        first,
-                        base,
-                        count,
-                        h,
-                        last_position,
-                        expected_tokens,
-                        expected_positions,
-                        assert_input,
-                        check_chain,
-                        kind,
-                        ring,
-                        write_index,
-                        aggregate,
+                        pool, given, log, staged, staged_slot, first, base, count, h, last_position, check_chain
                     )
                     state[_FOUR * warp] = h
                     state[_FOUR * warp + _ONE] = np.uint64(last_position)

@@ -45,8 +45,7 @@ def make_walk_plain(store_link: Any) -> Any:
 
     @device_function
     def walk_plain(
-        records: Any,
-        stride: Any,
+        pool: Any,
         staged: Any,
         staged_shifts: Any,
         first: Any,
@@ -75,7 +74,7 @@ def make_walk_plain(store_link: Any) -> Any:
         warp_sync()
         if lane < count:
             before = close_state(staged[_TWO * (first + lane)])
-            store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), before)
+            store_link(pool.records, np.uint64(slot) * pool.stride, np.uint64(token), np.uint64(position), before)
         return close_state(y)
 
     return walk_plain
@@ -89,71 +88,38 @@ def make_step_careful(store_link: Any) -> Any:
 
     @device_function
     def step_careful(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
+        pool: Any,
+        given: Any,
+        log: Any,
         entry: Any,
         slot: Any,
         token: Any,
         position: Any,
         h: Any,
         last_position: Any,
-        expected_tokens: Any,
-        expected_positions: Any,
-        assert_input: Any,
         check_chain: Any,
-        kind: Any,
-        ring: Any,
-        write_index: Any,
-        aggregate: Any,
     ) -> Any:
         if slot < 0:
             return h, last_position
         expected_token = token
         expected_position = position
         bits = 0
-        if assert_input:
-            expected_token = np.int64(expected_tokens[entry])
-            expected_position = np.int64(expected_positions[entry])
+        if given.assert_input:
+            expected_token = np.int64(given.expected_tokens[entry])
+            expected_position = np.int64(given.expected_positions[entry])
             if token != expected_token:
                 bits |= _WRITE_TOKEN
             if position != expected_position:
                 bits |= _WRITE_POSITION
-        if slot >= num_slots:
+        if slot >= pool.num_slots:
             bits |= _SLOT_RANGE
         if bits != 0:
-            append_row(
-                ring,
-                write_index,
-                aggregate,
-                entry,
-                kind,
-                slot,
-                position,
-                token,
-                expected_token,
-                h,
-                expected_position,
-                bits,
-            )
-        if slot >= num_slots:
+            append_row(log, entry, slot, position, token, expected_token, h, expected_position, bits)
+        if slot >= pool.num_slots:
             return h, last_position
         if check_chain and position != last_position + 1:
-            append_row(
-                ring,
-                write_index,
-                aggregate,
-                entry,
-                kind,
-                slot,
-                position,
-                token,
-                token,
-                h,
-                last_position + 1,
-                _WRITE_POSITION,
-            )
-        store_link(records, np.uint64(slot) * stride, np.uint64(token), np.uint64(position), h)
+            append_row(log, entry, slot, position, token, token, h, last_position + 1, _WRITE_POSITION)
+        store_link(pool.records, np.uint64(slot) * pool.stride, np.uint64(token), np.uint64(position), h)
         return slot_hash(h, np.uint64(token), np.uint64(position)), position
 
     return step_careful
@@ -168,9 +134,9 @@ def make_walk_careful(store_link: Any) -> Any:
 
     @device_function
     def walk_careful(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
+        pool: Any,
+        given: Any,
+        log: Any,
         staged: Any,
         staged_slot: Any,
         first: Any,
@@ -178,35 +144,21 @@ def make_walk_careful(store_link: Any) -> Any:
         count: Any,
         h: Any,
         last_position: Any,
-        expected_tokens: Any,
-        expected_positions: Any,
-        assert_input: Any,
         check_chain: Any,
-        kind: Any,
-        ring: Any,
-        write_index: Any,
-        aggregate: Any,
     ) -> Any:
         for k in range(count):
             at = first + np.uint64(k)
             h, last_position = step_careful(
-                records,
-                stride,
-                num_slots,
+                pool,
+                given,
+                log,
                 base + k,
                 staged_slot[at],
                 np.int64(staged[_TWO * at]),
                 np.int64(staged[_TWO * at + _ONE]),
                 h,
                 last_position,
-                expected_tokens,
-                expected_positions,
-                assert_input,
                 check_chain,
-                kind,
-                ring,
-                write_index,
-                aggregate,
             )
         return h, last_position
 

@@ -40,13 +40,13 @@ def block_exclusive_scan(verify: Any, write: Any, verify_sums: Any, write_sums: 
 
 
 @device_function
-def verify_start(verify_starts: Any, verify_bases: Any, shift: Any, request: Any) -> Any:
+def verify_start(starts: Any, request: Any) -> Any:
     """First verify entry of ``request``: what the chunks before its own hold, and its place in its chunk."""
-    return verify_bases[request >> shift] + verify_starts[request]
+    return starts.of_chunk[request >> starts.shift] + starts.in_chunk[request]
 
 
 @device_function
-def find_request(verify_starts: Any, verify_bases: Any, shift: Any, bs: Any, entry: Any) -> Any:
+def find_request(starts: Any, bs: Any, entry: Any) -> Any:
     """The request that ``entry`` belongs to, the last of all ``bs`` that starts at or before it.
 
     All threads of the block call it together. Each round cuts the range by ``BLOCK_THREADS``: two loads one after
@@ -59,7 +59,7 @@ def find_request(verify_starts: Any, verify_bases: Any, shift: Any, bs: Any, ent
         reach = (high - low + np.int64(BLOCK_THREADS - 1)) >> _BLOCK_SHIFT
         probe = low + thread * reach
         started = 0
-        if probe < high and verify_start(verify_starts, verify_bases, shift, probe) <= entry:
+        if probe < high and verify_start(starts, probe) <= entry:
             started = 1
         low += (np.int64(cuda.syncthreads_count(started)) - 1) * reach
         high = min(low + reach, high)
@@ -82,29 +82,30 @@ def find_start(starts: Any, first: Any, last: Any, entry: Any) -> Any:
 
 
 @device_function
-def row_start(stride: Any, num_rows: Any, row: Any) -> Any:
-    """Where ``row`` of a flat table starts; -1 for a row outside it."""
-    if row < 0 or row >= num_rows:
+def row_start(table: Any, row: Any) -> Any:
+    """Where ``row`` of flat cells starts; -1 for a row outside the table."""
+    if row < 0 or row >= table.rows:
         return np.int64(-1)
-    return row * stride
+    return row * table.stride
 
 
 @device_function
-def lookup_slot(table: Any, start: Any, width: Any, position: Any, mapping: Any, has_mapping: Any) -> Any:
+def lookup_slot(table: Any, start: Any, position: Any) -> Any:
     """The slot that the row starting at ``start`` holds at ``position`` >= 0, through the mapping if there is one."""
-    if start < 0 or position >= width:
+    if start < 0 or position >= table.width:
         return _OUT_OF_RANGE
-    slot = np.int64(table[np.uint64(start + position)])
-    if has_mapping != 0 and slot >= 0:
-        if slot >= mapping.shape[0]:
+    slot = np.int64(table.cells[np.uint64(start + position)])
+    if table.has_mapping != 0 and slot >= 0:
+        if slot >= table.mapping.shape[0]:
             return _OUT_OF_RANGE
-        return np.int64(mapping[np.uint64(slot)])
+        return np.int64(table.mapping[np.uint64(slot)])
     return slot
 
 
 @device_function
-def lookup_token(pool: Any, start: Any, known: Any, position: Any) -> Any:
-    """The token that the row starting at ``start`` holds at ``position`` >= 0; -1 if it is not among the ``known``."""
-    if start < 0 or position >= known:
+def lookup_token(known: Any, start: Any, length: Any, position: Any) -> Any:
+    """The token of ``position``, in the row starting at ``start`` of which ``length`` are known; otherwise -1."""
+    column = position + known.offset
+    if start < 0 or column >= length:
         return np.int64(-1)
-    return np.int64(pool[np.uint64(start + position)])
+    return np.int64(known.cells[np.uint64(start + column)])

@@ -14,11 +14,8 @@ from canary_numba.layout import NUM_FAIL_REASONS
 
 @device_function
 def append_row(
-    ring: Any,
-    write_index: Any,
-    aggregate: Any,
+    log: Any,
     entry: Any,
-    kind: Any,
     slot: Any,
     position: Any,
     stored_token: Any,
@@ -27,10 +24,11 @@ def append_row(
     expected_aux: Any,
     bits: Any,
 ) -> None:
-    """Report one violation of plan index ``entry``; an aggregate of 0 rows stands for "none"."""
-    at = cuda.atomic.add(write_index, 0, np.int32(1))
+    """Report one violation of plan index ``entry`` in a :class:`canary_numba.engines.cuda.bundles.Log`."""
+    ring, aggregate = log.ring, log.aggregate
+    at = cuda.atomic.add(log.write_index, 0, np.int32(1))
     if 0 <= at < ring.shape[0]:
-        ring[at, 0] = kind
+        ring[at, 0] = log.kind
         ring[at, 1] = slot
         ring[at, 2] = position
         ring[at, 3] = stored_token
@@ -41,8 +39,8 @@ def append_row(
     if aggregate.shape[0] > 0:
         for bit in range(NUM_FAIL_REASONS):
             if (bits >> bit) & 1:
-                cuda.atomic.add(aggregate, (kind, bit), 1)
-        cuda.atomic.min(aggregate, (kind, AGGREGATE_FIRST_INDEX), entry)
+                cuda.atomic.add(aggregate, (log.kind, bit), 1)
+        cuda.atomic.min(aggregate, (log.kind, AGGREGATE_FIRST_INDEX), entry)
 
 
 def table_of(aggregate: ViolationAggregate | None, device: torch.device) -> torch.Tensor:

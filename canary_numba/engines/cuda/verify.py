@@ -18,6 +18,7 @@ from numba import uint64
 
 from canary_numba.context import AGGREGATE_NEVER_WRITTEN, ViolationAggregate
 from canary_numba.engines.cuda.batch import BatchArguments, Operand, in_batches, make_picks, operand_of
+from canary_numba.engines.cuda.bundles import Log
 from canary_numba.engines.cuda.device import (
     WARP,
     cuda,
@@ -175,11 +176,8 @@ def make_verify_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int
                             bits |= _TOKEN
                     if bits != 0:
                         append_row(
-                            ring,
-                            write_index,
-                            aggregate,
+                            Log(kind, ring, write_index, aggregate),
                             entry,
-                            kind,
                             slot,
                             np.int64(position),
                             np.int64(token),

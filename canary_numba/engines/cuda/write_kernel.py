@@ -18,6 +18,7 @@ import numpy as np
 from numba import int64, uint64
 
 from canary_numba.engines.cuda.batch import make_picks
+from canary_numba.engines.cuda.bundles import Log, Pool, Tokens
 from canary_numba.engines.cuda.chain import FEW, make_walk_few, make_walk_request
 from canary_numba.engines.cuda.device import (
     WARP,
@@ -78,9 +79,7 @@ def _make_fold_tokens(shapes: tuple[SourceShape, ...]) -> Any:
 
     @device_function
     def fold_tokens(
-        records: Any,
-        stride: Any,
-        num_slots: Any,
+        pool: Any,
         offsets: Any,
         num_reqs: Any,
         slots: Any,
@@ -109,11 +108,11 @@ def _make_fold_tokens(shapes: tuple[SourceShape, ...]) -> Any:
             slot = np.int64(-1)
             if entry < end and (increasing or covered(offsets, num_reqs, num_tokens, entry)):
                 slot = np.int64(slots[entry])
-            inside = 0 <= slot < num_slots
+            inside = 0 <= slot < pool.num_slots
             safe = np.uint64(slot) if inside else _ZERO
             real_hash = real_kv_fold(_ZERO, src0, src1, src2, src3, safe, tile, rows, warp, lane)
             if inside:
-                records[safe * stride + _THREE] = real_hash
+                pool.records[safe * pool.stride + _THREE] = real_hash
             group += fold_warps * np.int64(WARP)
 
     return fold_tokens
@@ -159,7 +158,7 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int)
         kernel_runs: Any,
         aggregate: Any,
     ) -> None:
-        records = pick(all_records)
+        pool = Pool(pick(all_records), stride, num_slots)
         kind = pick_number(kinds)
         staged = cuda.shared.array(stage_words, uint64)
         staged_shifts = cuda.shared.array(stage_words, uint64)
@@ -184,9 +183,7 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int)
             increasing = offsets_increase(offsets, num_reqs, flag)
             if warp_index >= chain_warps:
                 fold_tokens(
-                    records,
-                    stride,
-                    num_slots,
+                    pool,
                     offsets,
                     num_reqs,
                     slots,
@@ -201,55 +198,28 @@ def make_write_kernel(shapes: tuple[SourceShape, ...], paired: bool, count: int)
                     rows,
                 )
                 return
-        assert_input = (flags & FLAG_ASSERT_INPUT) != 0
+        given = Tokens(tokens, positions, slots, expected_tokens, expected_positions, (flags & FLAG_ASSERT_INPUT) != 0)
+        log = Log(kind, ring, write_index, aggregate)
         assert_chain = chain_assert[0] != 0
         counted = np.int64(0)
         request = warp_index * np.int64(WARP) + np.int64(cuda.threadIdx.x % WARP)
         while request < num_reqs:
             begin, end = clamp_range(offsets, request, num_tokens)
             if end - begin <= _FEW:
-                counted += walk_few(
-                    records,
-                    stride,
-                    num_slots,
-                    begin,
-                    end,
-                    seeds[request],
-                    tokens,
-                    positions,
-                    slots,
-                    expected_tokens,
-                    expected_positions,
-                    assert_input,
-                    assert_chain,
-                    kind,
-                    ring,
-                    write_index,
-                    aggregate,
-                )
+                counted += walk_few(pool, given, log, begin, end, seeds[request], assert_chain)
             request += chain_warps * np.int64(WARP)
         request = warp_index
         while request < num_reqs:
             begin, end = clamp_range(offsets, request, num_tokens)
             if end - begin > _FEW:
                 counted += walk_request(
-                    records,
-                    stride,
-                    num_slots,
+                    pool,
+                    given,
+                    log,
                     begin,
                     end,
                     seeds[request],
-                    tokens,
-                    positions,
-                    slots,
-                    expected_tokens,
-                    expected_positions,
-                    assert_input,
                     assert_chain,
-                    kind,
-                    ring,
-                    write_index,
-                    aggregate,
                     staged,
                     staged_shifts,
                     staged_slot,
